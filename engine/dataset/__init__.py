@@ -1,0 +1,1 @@
+"""From conversations to token ids and a loss mask."""

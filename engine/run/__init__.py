@@ -1,0 +1,1 @@
+"""Preflight, canary and the one extraction loop."""

@@ -1,0 +1,1 @@
+"""Where hidden states come from. One Protocol, Source."""

@@ -1,0 +1,1 @@
+"""The store of validated hidden states: manifest, shards, index, quarantine, verify."""

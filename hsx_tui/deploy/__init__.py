@@ -1,0 +1,1 @@
+"""asyncssh: sessions, remote calls, engine bundle, tails, the embedded host."""

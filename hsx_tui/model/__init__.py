@@ -1,0 +1,1 @@
+"""Frozen state and pure reducers: events in, state out."""

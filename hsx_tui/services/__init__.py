@@ -1,0 +1,1 @@
+"""A host as the console sees it; plans; the demo. No textual."""
