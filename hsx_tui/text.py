@@ -1,7 +1,7 @@
 """Cleaning of foreign text: every string from a host passes here once, where it comes in.
 
-A terminal obeys what it is sent, and Textual sends most control characters on. A log line can so clear the screen,
-write the clipboard or forge another line; after ``clean`` it cannot.
+A terminal obeys what it is sent, and Textual sends most control characters on. A log line can so clear the
+screen, write the clipboard or forge another line; after ``clean`` it cannot.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ LIMIT = 2000
 MAX_DEPTH = 12
 """Nested JSON from a host is read down to here."""
 
-# Whole control sequences, whose parameters would be left behind as litter if only the ESC went. An unterminated
-# string sequence is not matched: swallowing the rest of the line would let a host hide text.
+# Whole control sequences, whose parameters would be left behind as litter if only the ESC went. An
+# unterminated string sequence is not matched: swallowing the rest of the line would let a host hide text.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC
     r"|\x1b[ -/]*[0-Z\\^-~]"  # two and three bytes
 )
-# Joiners and variation selectors change how wide a terminal draws their neighbours: drawn text would not line up.
+# Joiners and variation selectors change how wide a terminal draws their neighbours: drawn text would not line
+# up.
 _WIDTH_CHANGERS = re.compile("[\u200b-\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _RAW_FACTOR = 8
 _MARK_ROOM = 32
@@ -32,8 +33,8 @@ _MARK_ROOM = 32
 def clean(text: str, limit: int = LIMIT) -> str:
     """One line of printable text: no control characters, no bidi controls, at most ``limit`` characters.
 
-    Escape sequences go, of a line redrawn with carriage returns the last state stays, tabs become spaces, and what
-    else cannot be printed becomes U+FFFD. ``clean(clean(x)) == clean(x)``.
+    Escape sequences go, of a line redrawn with carriage returns the last state stays, tabs become spaces, and
+    what else cannot be printed becomes U+FFFD. ``clean(clean(x)) == clean(x)``.
     """
     if len(text) <= limit and text.isascii() and text.isprintable():
         return text

@@ -37,8 +37,8 @@ class Plan:
 class Driver(Protocol):
     """The other side of the screen. All methods run in the application's event loop and must not block it.
 
-    ``run`` may raise HsxError when it cannot go on; start, abort and resume raise HsxError, which is shown and stays
-    on screen until it is dismissed.
+    ``run`` may raise HsxError when it cannot go on; start, abort and resume raise HsxError, which is shown
+    and stays on screen until it is dismissed.
     """
 
     async def run(self, post: Post) -> None:

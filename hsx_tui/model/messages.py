@@ -1,14 +1,17 @@
 """What the services tell the model: past-tense facts, one small dataclass each.
 
-Strings in them may come straight from a host: ``reduce`` and the log cleaning are the edge at which they are cleaned.
+Strings in them may come straight from a host: ``reduce`` and the log cleaning are the edge at which they are
+cleaned.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 LogSource = Literal["server", "engine", "console"]
 Level = Literal["info", "warning", "error"]
@@ -35,8 +38,9 @@ class StepState(enum.StrEnum):
 class Connection:
     """The link changed, or failed once more.
 
-    ``retry_in_s``: seconds to the next try, None when none is planned. ``host``: the name it is configured under;
-    "" leaves the known one. ``rtt_ms``: the round trip, where it was measured. ``attempt``: how many tries failed.
+    ``retry_in_s``: seconds to the next try, None when none is planned. ``host``: the name it is configured
+    under; "" leaves the known one. ``rtt_ms``: the round trip, where it was measured. ``attempt``: how many
+    tries failed.
     """
 
     state: Link
@@ -89,7 +93,9 @@ class ServerLog:
 
 @dataclass(frozen=True, slots=True)
 class LogGap:
-    """Some of a log was not read: lines that were skipped, or seconds without a link. Drawn as a line of its own."""
+    """Some of a log was not read: lines that were skipped, or seconds without a link. Drawn as a line of its
+    own.
+    """
 
     source: LogSource
     lines: int | None = None

@@ -1,7 +1,8 @@
 """What the screen shows: one frozen value, made anew by ``reduce`` for every message.
 
-Times: ``*_at`` floats are the console's monotonic seconds; ``*_epoch`` floats are seconds since 1970 by the host's own
-clock, read from its events; ``*_iso`` strings are the host's, as it wrote them. ``Clock`` ties the first two together.
+Times: ``*_at`` floats are the console's monotonic seconds; ``*_epoch`` floats are seconds since 1970 by the
+host's own clock, read from its events; ``*_iso`` strings are the host's, as it wrote them. ``Clock`` ties the
+first two together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ MAX_WARNINGS = 200
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """``offset``: the host's epoch seconds minus the console's monotonic seconds; None before the first sign of it."""
+    """``offset``: the host's epoch seconds minus the console's monotonic seconds; None before the first sign
+    of it.
+    """
 
     offset: float | None = None
 
@@ -100,7 +103,9 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Rows and tokens of a run. ``done``: durable; ``buffered``: checked, not yet durable; all counts are of rows."""
+    """Rows and tokens of a run. ``done``: durable; ``buffered``: checked, not yet durable; all counts are of
+    rows.
+    """
 
     done: int = 0
     buffered: int = 0
