@@ -1,4 +1,5 @@
-"""The demo's dataset: the ten coding prompts with the server's own answers, written conversations, raw token rows.
+"""The demo's dataset: the ten coding prompts with the server's own answers, written conversations, raw token
+rows.
 
 Its order mixes the kinds, so that any first N rows hold short and long, chat, code, unicode and raw ids.
 """

@@ -1,1 +1,2 @@
-"""The target model in transformers: its lowest layers for evidence, its norm, a lone forward for verification."""
+"""The target model in transformers: its lowest layers for evidence, its norm, a lone forward for
+verification."""

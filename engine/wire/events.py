@@ -7,15 +7,30 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.wire.errors import SpecError
 
-TYPES = frozenset({
-    "run_started", "phase", "preflight", "canary", "progress", "sample_done", "mismatch", "quarantined",
-    "shard_committed", "warning", "paused", "resumed", "run_finished",
-})
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TYPES = frozenset(
+    {
+        "run_started",
+        "phase",
+        "preflight",
+        "canary",
+        "progress",
+        "sample_done",
+        "mismatch",
+        "quarantined",
+        "shard_committed",
+        "warning",
+        "paused",
+        "resumed",
+        "run_finished",
+    }
+)
 
 MAX_LINE = 1 << 20
 """A longer line is not an event (bytes)."""

@@ -35,7 +35,8 @@ def check_run(run: object) -> str:
     """Return ``run`` if it is a valid run id, else raise SpecError."""
     if not isinstance(run, str) or not _RUN.match(run):
         raise SpecError(
-            f"bad run id {run!r}", "a run id is 1 to 40 of a-z, 0-9 and '-', not beginning with '-'",
+            f"bad run id {run!r}",
+            "a run id is 1 to 40 of a-z, 0-9 and '-', not beginning with '-'",
             "choose another name",
         )
     return run

@@ -81,9 +81,11 @@ def _build(cls: type[T], data: object, where: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(data) - set(fields))
     if unknown:
-        raise SpecError(f"{where} has unknown keys: {', '.join(unknown)}", "", f"known are {', '.join(fields)}")
+        known = ", ".join(fields)
+        raise SpecError(f"{where} has unknown keys: {', '.join(unknown)}", "", f"known are {known}")
     missing = [
-        n for n, f in fields.items()
+        n
+        for n, f in fields.items()
         if n not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     if missing:
@@ -127,8 +129,11 @@ def _check(spec: ExtractSpec) -> None:
         if value not in allowed:
             raise SpecError(f"bad {name} {value!r}", f"it is one of {', '.join(map(str, allowed))}")
     for name, number, least in (
-        ("concurrency", spec.concurrency, 1), ("attempts", spec.attempts, 1), ("canary", spec.canary, 0),
-        ("retake_every", spec.retake_every, 0), ("shard_bytes", spec.shard_bytes, 1),
+        ("concurrency", spec.concurrency, 1),
+        ("attempts", spec.attempts, 1),
+        ("canary", spec.canary, 0),
+        ("retake_every", spec.retake_every, 0),
+        ("shard_bytes", spec.shard_bytes, 1),
         ("dataset.max_tokens", spec.dataset.max_tokens, 1),
     ):
         if not isinstance(number, int) or number < least:

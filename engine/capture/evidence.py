@@ -1,0 +1,162 @@
+"""Content evidence: do these states belong to these token ids? (design.md 4; distributions in
+docs/evidence.md)
+
+A state can be cut at the wrong place inside the forward pass while request id, ids and length are all right
+(sglang#4997). So every sample is judged by its numbers, in one of two ways:
+
+recompute  the lowest tap is computed again from the ids alone and compared row by row;
+win_rate   where the host cannot hold those layers: the share of pairs in which row i's logit for token i+1
+beats the
+           logits of the sample's own tokens one or two places beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.wire.causes import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+TOLERANCE = {"float32": 5e-3, "bfloat16": 2e-2, "float16": 1e-2}
+"""Largest relative error of a right row of the lowest tap, by the dtype of the dump. Right rows: <= 1e-5
+in float32 and
+<= 3e-3 in bfloat16; wrong rows lie above 4e-2 in nearly every row (docs/evidence.md)."""
+
+WIN_ACCEPT, WIN_REFUSE = 0.80, 0.60
+"""Right samples: 0.68 / 0.94 / 0.99 (min, median, max); shifted 0.28 to 0.52, swapped 0.43 to 0.55, second
+half foreign
+0.59 to 0.76. Between the two bounds nothing is decided and the sample is taken again alone."""
+
+WIN_LEAST_PAIRS = 32
+
+
+def row_errors(states: Tensor, truth: Tensor) -> Tensor:
+    """||states - truth|| / ||truth|| for each row; float32 [S]. Both [S, H]."""
+    a, b = states.float(), truth.float()
+    errors: Tensor = (a - b).norm(dim=-1) / b.norm(dim=-1).clamp(min=1e-12)
+    return errors
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Which rows do not fit, and whose they are as far as that can be told."""
+
+    cause: Cause
+    rows: int
+    first_row: int
+    last_row: int
+    worst: float
+    whose: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The evidence of a mismatch."""
+        return {
+            "kind": "recompute",
+            "value": round(self.worst, 6),
+            "wrong_rows": self.rows,
+            "first_row": self.first_row,
+            "last_row": self.last_row,
+            "whose": self.whose,
+        }
+
+
+@dataclass(frozen=True)
+class Other:
+    """The lowest tap of another request of ours: [S, H] by recomputation; ``flying`` = in flight at the
+    same time."""
+
+    name: str
+    truth: Tensor
+    flying: bool
+
+
+def judge(
+    states: Tensor, truth: Tensor, dtype: str, others: Sequence[Other] = ()
+) -> tuple[float, Wrong | None]:
+    """(largest row error, what is wrong or None) of the lowest tap [S, H] against its recomputation."""
+    errors = row_errors(states, truth)
+    worst = float(errors.max())
+    tolerance = TOLERANCE[dtype]
+    wrong = ~(errors <= tolerance)  # a NaN is wrong
+    if not bool(wrong.any()):
+        return worst, None
+    return worst, _name(states.float(), truth, wrong, worst, tolerance, others)
+
+
+def _name(
+    s: Tensor, truth: Tensor, wrong: Tensor, worst: float, tolerance: float, others: Sequence[Other]
+) -> Wrong:
+    at = wrong.nonzero()[:, 0]
+    first, last, count, n = int(at[0]), int(at[-1]), int(at.numel()), len(s)
+
+    def out(cause: Cause, whose: str) -> Wrong:
+        return Wrong(cause, count, first, last, worst, whose)
+
+    for step, text in ((1, "its own rows, one late"), (-1, "its own rows, one early")):
+        inner = at[(at - step >= 0) & (at - step < n)]
+        if count > 1 and len(inner) >= 1:
+            hits = row_errors(s[inner], truth[inner - step]) <= tolerance
+            if float(hits.float().mean()) > 0.5 and int(hits.sum()) >= max(1, count // 2):
+                return out(Cause.SHIFTED, text)
+    for other in others:
+        if _belongs(s[at], other.truth, tolerance):
+            if not other.flying:
+                return out(Cause.STALE, f"{other.name}, answered before")
+            whole = first == 0 and count == n
+            return out(
+                Cause.SWAPPED if whole else Cause.NEIGHBOUR, f"{other.name}, in flight at the same time"
+            )
+    if last == n - 1 and count < n and count == last - first + 1:
+        return out(Cause.NEIGHBOUR, "a request that is not ours")
+    return out(Cause.EVIDENCE_LOW, "unknown")
+
+
+def _belongs(rows: Tensor, truth: Tensor, tolerance: float) -> bool:
+    """Whether most of ``rows`` [W, H] stand somewhere in ``truth`` [S, H]."""
+    import torch
+
+    t = truth.float()
+    nearest = (
+        torch.nn.functional.normalize(rows, dim=-1) @ torch.nn.functional.normalize(t, dim=-1).T
+    ).argmax(-1)
+    return float((row_errors(rows, t[nearest]) <= tolerance).float().mean()) > 0.5
+
+
+def win_rate(post: Tensor, head_rows: Tensor, input_ids: Sequence[int]) -> tuple[float, int]:
+    """(share of pairs won, pairs).
+
+    Args:
+        post: [S, H] states after the final norm.
+        head_rows: [S, H], the lm_head row of each of the sample's own tokens.
+        input_ids: [S].
+    """
+    import torch
+
+    ids = torch.tensor(list(input_ids))
+    n = len(ids)
+    x, w = post.float(), head_rows.float()
+
+    def logit(i: Tensor, place: Tensor) -> Tensor:
+        return (x[i] * w[place]).sum(-1)  # only the band beside the diagonal, never [S, S]
+
+    wins = pairs = 0
+    for d in (-2, -1, 1, 2):
+        i = torch.arange(max(0, -1 - d), min(n - 1, n - 1 - d))
+        if not len(i):
+            continue
+        decided = ids[i + 1] != ids[i + 1 + d]
+        wins += int(((logit(i, i + 1) > logit(i, i + 1 + d)) & decided).sum())
+        pairs += int(decided.sum())
+    return (wins / pairs if pairs else 0.0), pairs
+
+
+def judge_win_rate(rate: float, pairs: int) -> bool | None:
+    """True: they belong; False: they do not; None: undecidable, take the sample again alone."""
+    if pairs < WIN_LEAST_PAIRS:
+        return None
+    return True if rate >= WIN_ACCEPT else False if rate < WIN_REFUSE else None

@@ -1,0 +1,312 @@
+"""The one extraction loop: rows in, checked samples in the store, everything else named and set aside.
+
+It knows no server and no model. At every moment: done + waiting for their shard + quarantined + pending ==
+dataset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.capture.states import Finding, States
+from engine.run.validate import RETAKE_COSINE, Judged, Validator, compare_retake, with_retake
+from engine.sources.protocol import Ask, Source, Taken
+from engine.wire.causes import Cause, Outcome
+from engine.wire.errors import ConnectionFailed
+from engine.wire.ids import rid
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torch import Tensor
+
+    from engine.dataset.samples import Counted, Samples
+    from engine.run.report import Report
+    from engine.store.records import Record
+    from engine.store.store import Store
+    from engine.wire.spec import ExtractSpec
+
+T = TypeVar("T")
+
+RETAKE_ATTEMPT = 80
+"""Retakes count from here; attempts at the row itself stay below."""
+
+_PATIENCE_S = 1800.0
+"""How long a run waits for a server that does not answer (a large model loads for 12 minutes and more)."""
+
+
+@dataclass
+class _Row:
+    """What happened to a row in this run attempt."""
+
+    asked: int = 0
+    refused: int = 0
+    retakes: int = 0
+    held: Record | None = None
+    rids: list[str] = field(default_factory=list)
+
+
+class Extraction:
+    """One run attempt over the pending rows.
+
+    Args:
+        worker: one thread for numbers and files, so that the event loop stays free and the order stays one.
+        stop: set when the run shall end gracefully: what is in flight is finished, the open shard is written.
+    """
+
+    def __init__(
+        self,
+        spec: ExtractSpec,
+        samples: Samples,
+        counted: Counted,
+        store: Store,
+        source: Source,
+        validator: Validator,
+        report: Report,
+        source_dtype: str,
+        worker: ThreadPoolExecutor,
+        stop: asyncio.Event,
+    ) -> None:
+        self.spec, self.samples, self.counted, self.store = spec, samples, counted, store
+        self.source, self.validator, self.report = source, validator, report
+        self._agree = RETAKE_COSINE[source_dtype]
+        self._worker, self._stop = worker, stop
+        self._rows: dict[int, _Row] = {}
+        self._todo = iter(samples.rows)
+        self._again: deque[Ask] = deque()
+        self._open = 0
+        self._changed = asyncio.Event()
+        self._since_retake = 0
+        self._lost_since: float | None = None
+        self._bytes = 0
+
+    @property
+    def pending(self) -> int:
+        """Rows neither done nor waiting for their shard nor set aside."""
+        return len(self.samples) - len(self.store.done) - len(self.store.buffer) - len(self.store.quarantined)
+
+    def wake(self) -> None:
+        """Look at ``stop`` again."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until every row is settled or ``stop`` is set; the open shard is durable when it returns."""
+        row = -1
+        async for taken in self.source.take(self._asks()):
+            row = taken.ask.sample.row
+            await self._settle(taken)
+            if self.store.due:
+                await self.commit()
+            self.progress(row)
+        await self.commit()
+        self.progress(row, force=True)
+
+    def progress(self, row: int, *, force: bool = False) -> None:
+        """Tell how far the run is."""
+        self.report.progress(
+            row,
+            len(self.store.done),
+            len(self.store.buffer),
+            len(self.store.quarantined),
+            self.pending,
+            self._bytes,
+            force=force,
+        )
+
+    async def commit(self) -> None:
+        """Make the buffer durable; only then are its samples done."""
+        nbytes = self.store.buffered_bytes
+        lines = await self._in_worker(self.store.commit)
+        if not lines:
+            return
+        self._bytes += nbytes
+        self.report.emit(
+            "shard_committed", shard=lines[0].shard, rows=[line.row for line in lines], bytes=nbytes
+        )
+        for line in lines:
+            self.report.emit(
+                "sample_done",
+                row=line.row,
+                rid=line.rid,
+                n_tokens=line.n_tokens,
+                attempts=line.attempts,
+                evidence=dict(line.evidence),
+            )
+
+    async def _in_worker(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function)
+
+    async def _asks(self) -> AsyncIterator[Ask]:
+        while not self._stop.is_set():
+            if self._again:
+                yield self._again.popleft()
+                continue
+            row = next((r for r in self._todo if not self._settled(r)), None)
+            if row is not None:
+                sample = await self._in_worker(lambda row=row: self.samples.sample(row))  # type: ignore[misc]
+                self._open += 1
+                state = self._rows[row] = _Row()
+                yield self._next_ask(state, Ask(sample, "", 0))
+            elif self._open == 0:
+                return
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _settled(self, row: int) -> bool:
+        return row in self.store.done or row in self.store.quarantined
+
+    def _next_ask(self, state: _Row, ask: Ask) -> Ask:
+        state.asked += 1
+        name = rid(self.spec.run, ask.sample.row, state.asked)
+        state.rids.append(name)
+        return Ask(ask.sample, name, state.asked)
+
+    async def _settle(self, taken: Taken) -> None:
+        row = taken.ask.sample.row
+        state = self._rows[row]
+        if taken.lost:
+            await self._wait_for_source(taken)
+            self._ask_again(taken.ask, state)
+            return
+        self._answers_again()
+        if taken.states is None:
+            assert taken.finding is not None
+            await self._refuse(taken.ask, state, taken.finding)
+            return
+        states = taken.states
+        judged = await self._in_worker(
+            lambda: self.validator.judge(
+                taken.ask.sample, taken.ask.rid, state.refused + 1, states, taken.flying
+            )
+        )
+        if judged.record is None:
+            assert judged.finding is not None
+            await self._refuse(taken.ask, state, judged.finding)
+        elif state.held is not None:
+            await self._compare(taken, state, judged.record)
+        elif self._wants_retake(judged):
+            state.held = judged.record
+            state.retakes += 1
+            number = RETAKE_ATTEMPT + state.retakes - 1
+            self._again.append(Ask(taken.ask.sample, rid(self.spec.run, row, number), number, alone=True))
+            self._changed.set()
+        else:
+            self._accept(taken, judged.record)
+
+    def _wants_retake(self, judged: Judged) -> bool:
+        """Undecided samples, and every Nth of all, are taken a second time, alone."""
+        self._since_retake += 1
+        drawn = self.spec.retake_every > 0 and self._since_retake >= self.spec.retake_every
+        if drawn:
+            self._since_retake = 0
+        return drawn or bool(judged.retake)
+
+    async def _compare(self, taken: Taken, state: _Row, again: Record) -> None:
+        held, state.held = state.held, None
+        assert held is not None
+        cosine = await self._in_worker(lambda: compare_retake(held, again))
+        if cosine >= self._agree:
+            self._accept(taken, with_retake(held, cosine))
+            return
+        n = len(taken.ask.sample.input_ids)
+        evidence = {"kind": "retake", "value": round(cosine, 6), "tokens": n}
+        finding = Finding(Cause.EVIDENCE_LOW, round(cosine, 6), self._agree, evidence, taken.states)
+        await self._refuse(taken.ask, state, finding)
+
+    def _accept(self, taken: Taken, record: Record) -> None:
+        self.store.add(record)
+        self.report.accepted(record.n_tokens, taken.request_s)
+        self._close(record.row)
+
+    def _close(self, row: int) -> None:
+        del self._rows[row]
+        self._open -= 1
+        self._changed.set()
+
+    def _ask_again(self, ask: Ask, state: _Row) -> None:
+        if state.held is not None:  # the retake was lost, not the sample: compare again
+            state.retakes += 1
+            number = RETAKE_ATTEMPT + (state.retakes - 1) % 10
+            self._again.append(
+                Ask(ask.sample, rid(self.spec.run, ask.sample.row, number), number, alone=True)
+            )
+        elif state.asked < RETAKE_ATTEMPT - 1:
+            self._again.append(self._next_ask(state, ask))
+        else:
+            raise ConnectionFailed(
+                f"row {ask.sample.row} was lost {state.asked} times",
+                "the server answers and then loses requests",
+                "see the server's log, then resume the run",
+            )
+        self._changed.set()
+
+    async def _refuse(self, ask: Ask, state: _Row, finding: Finding) -> None:
+        row = ask.sample.row
+        state.refused += 1
+        state.held = None
+        again = state.refused < self.spec.attempts
+        outcome = Outcome.RETRIED if again else Outcome.QUARANTINED
+        self.report.mismatch(row, ask.rid, state.refused, finding, outcome)
+        if again:
+            self._again.append(self._next_ask(state, ask))
+            self._changed.set()
+            return
+        await self.set_aside(row, ask.rid, state.refused, finding)
+        self._close(row)
+
+    async def set_aside(self, row: int, name: str, attempts: int, finding: Finding) -> None:
+        """Quarantine a row with its evidence (and the states that were refused, where there are some)."""
+        entry = {
+            "rid": name,
+            "attempts": attempts,
+            "cause": finding.cause.value,
+            "got": finding.got,
+            "expected": finding.expected,
+            "evidence": dict(finding.evidence),
+        }
+        tensors = _tensors(finding.states)
+        await self._in_worker(lambda: self.store.quarantine(row, entry, tensors))
+        self.report.set_aside(self.counted.n_tokens[row])
+        self.report.emit("quarantined", row=row, rid=name, attempts=attempts, cause=finding.cause.value)
+
+    async def _wait_for_source(self, taken: Taken) -> None:
+        """The link failed: nothing is known of the request. Go on as soon as the source answers."""
+        now = time.monotonic()
+        if self._lost_since is None:
+            self._lost_since = now
+            self.report.emit("paused", reason=taken.lost[:200])
+            self.report.warning(f"the source does not answer ({taken.lost[:200]}); waiting for it")
+        pause = 0.5
+        while not self._stop.is_set():
+            try:
+                await self.source.describe()
+                return
+            except ConnectionFailed as error:
+                if time.monotonic() - self._lost_since > _PATIENCE_S:
+                    raise ConnectionFailed(
+                        f"the source did not answer for {_PATIENCE_S / 60:.0f} min",
+                        str(error.why),
+                        "start the server, then resume the run: what is done is kept",
+                    ) from error
+            try:
+                await asyncio.wait_for(self._stop.wait(), pause)
+            except asyncio.TimeoutError:
+                pause = min(pause * 1.5, 10.0)
+
+    def _answers_again(self) -> None:
+        if self._lost_since is not None:
+            self.report.emit("resumed", after_s=round(time.monotonic() - self._lost_since, 1))
+            self._lost_since = None
+
+
+def _tensors(states: States | None) -> dict[str, Tensor] | None:
+    if states is None:
+        return None
+    named = {"input_ids": states.input_ids, "aux": states.aux, "last": states.last, "pre": states.pre}
+    return {k: v for k, v in named.items() if v is not None}

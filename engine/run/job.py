@@ -1,0 +1,274 @@
+"""``python -m engine extract``: one run attempt from its specification to its result.
+
+Order: dataset -> store identity -> preflight -> canary -> extraction. Under the supervisor (HSX_RUN is
+set) the
+events, the result and the store's lock are the run directory's; without it they lie in --run-dir.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine import __version__
+from engine.capture.states import Finding
+from engine.dataset.samples import Counted, Samples
+from engine.dataset.tokens import Tokens
+from engine.run import canary, preflight
+from engine.run.extract import Extraction
+from engine.run.report import Report, say
+from engine.run.validate import Validator
+from engine.sources.sglang import SGLangSource
+from engine.store.identity import build_manifest, claim
+from engine.store.normfile import write_norm
+from engine.store.store import Store
+from engine.targets.head import HeadRows
+from engine.targets.lowest import LowestLayers, TargetFacts, final_norm, target_facts
+from engine.wire.causes import Cause
+from engine.wire.errors import HsxError
+from engine.wire.ids import rid
+
+if TYPE_CHECKING:
+    from engine.host.events import EventLog
+    from engine.sources.protocol import Source, SourceFacts
+    from engine.wire.spec import ExtractSpec
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run attempt ended. ``outcome``: complete, aborted or failed."""
+
+    outcome: str
+    dataset: int
+    done: int
+    quarantined: int
+    pending: int
+    tokens: int
+    wall_s: float
+    tok_per_s: float
+    server: dict[str, Any]
+    error: dict[str, str] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """result.json and the end of run_finished."""
+        return {"schema_version": 1, **self.__dict__}
+
+
+class Job:
+    """One run attempt; everything it opens is closed by ``run``."""
+
+    def __init__(self, spec: ExtractSpec, events: EventLog, attempt: int) -> None:
+        self.spec, self.events, self.attempt = spec, events, attempt
+        self.stop = asyncio.Event()
+        self.extraction: Extraction | None = None
+        self._began = time.monotonic()
+
+    def ask_stop(self) -> None:
+        """End gracefully: finish what is in flight, write the open shard."""
+        if not self.stop.is_set():
+            say("stop was asked for: finishing what is in flight")
+        self.stop.set()
+        if self.extraction is not None:
+            self.extraction.wake()
+
+    async def run(self) -> Result:
+        """Do it all. HsxError when it cannot go on; what is done is durable then too."""
+        import torch
+
+        torch.set_num_threads(1)  # the server on the same host needs the cores more
+        spec = self.spec
+        self.events.emit(
+            "run_started", run=spec.run, attempt=self.attempt, engine=__version__, spec=spec.to_json()
+        )
+        source = SGLangSource(spec.source, spec.concurrency)
+        worker = ThreadPoolExecutor(1, "hsx-worker")
+        try:
+            return await self._steps(source, worker)
+        finally:
+            worker.shutdown(wait=True)
+            await source.aclose()
+
+    async def _steps(self, source: Source, worker: ThreadPoolExecutor) -> Result:
+        spec = self.spec
+        self._phase("dataset", spec.dataset.path)
+        samples, counted = await asyncio.to_thread(_open_samples, spec)
+        target = target_facts(spec.target.model)
+        facts = await source.describe()
+        store = await asyncio.to_thread(_open_store, spec, samples, target, source.attribution)
+        pending = {r for r in samples.rows if r not in store.done and r not in store.quarantined}
+        if store.recovered:
+            self.events.emit(
+                "warning", text=f"{len(store.recovered)} rows were found in a shard without their lines"
+            )
+        done_tokens = sum(counted.n_tokens[r] for r in samples.rows if r not in pending)
+        report = Report(self.events.emit, counted.total, done_tokens)
+        size = preflight.estimate(spec, counted, pending, target.hidden_size, facts.dtype)
+        await self._preflight(report, target, facts, counted, size)
+        store.log_attempt(
+            {
+                "attempt": self.attempt,
+                "engine": {"id": os.environ.get("HSX_ENGINE_ID", ""), "version": __version__},
+                "server": {"version": facts.version, "flags": dict(facts.flags), "url": spec.source.url},
+                "host": os.uname().nodename,
+                "pending": len(pending),
+                "done": len(store.done),
+            }
+        )
+        left = await source.clear(spec.run)
+        if left:
+            report.warning(f"{left} dumps of an earlier attempt were removed unread")
+        validator = await asyncio.to_thread(_validator, spec, target, facts, store)
+        self.extraction = Extraction(
+            spec, samples, counted, store, source, validator, report, facts.dtype, worker, self.stop
+        )
+        for row in preflight.over_long(
+            {r: counted.n_tokens[r] for r in pending}, preflight.length_limit(spec, target, facts)
+        ):
+            await self._set_aside_long(
+                row, counted.n_tokens[row], preflight.length_limit(spec, target, facts)
+            )
+            pending.discard(row)
+        await self._canary(report, source, validator, samples, counted, sorted(pending), size, facts)
+        self._phase("extract", f"{len(pending)} of {len(samples)} rows, {size.tokens} tokens")
+        self.extraction.progress(-1, force=True)
+        try:
+            await self.extraction.run()
+        finally:
+            result = self._result(samples, store, counted, report, facts)
+        return result
+
+    def _phase(self, name: str, detail: str = "") -> None:
+        self.events.emit("phase", name=name, detail=detail)
+        say(f"{name}{': ' if detail else ''}{detail}")
+
+    async def _preflight(
+        self,
+        report: Report,
+        target: TargetFacts,
+        facts: SourceFacts,
+        counted: Counted,
+        size: preflight.Estimate,
+    ) -> None:
+        self._phase("preflight")
+        checks = preflight.run_checks(self.spec, target, facts, counted, size)
+        report.emit("preflight", checks=[c.to_json() for c in checks], estimate=size.to_json())
+        for c in checks:
+            say(f"  {'ok  ' if c.ok else 'FAIL'} {c.name}: {c.detail}")
+        preflight.refuse_if_failed(checks)
+
+    async def _set_aside_long(self, row: int, n: int, limit: int) -> None:
+        assert self.extraction is not None
+        name = rid(self.spec.run, row, 1)
+        finding = Finding(Cause.TRUNCATED_INPUT, limit, n, {"why": f"{n} tokens, the limit is {limit}"})
+        await self.extraction.set_aside(row, name, 0, finding)
+
+    async def _canary(
+        self,
+        report: Report,
+        source: Source,
+        validator: Validator,
+        samples: Samples,
+        counted: Counted,
+        pending: list[int],
+        size: preflight.Estimate,
+        facts: SourceFacts,
+    ) -> None:
+        rows = canary.choose(counted, pending, self.spec.canary)
+        if not rows or self.stop.is_set():
+            return
+        self._phase("canary", f"rows {', '.join(map(str, rows))}")
+        chosen = [samples.sample(r) for r in rows]
+        result = await canary.run_canary(self.spec.run, source, validator, chosen, facts.dtype)
+        hours = size.tokens / result.tok_per_s / 3600 if result.tok_per_s else None
+        projection = {"hours": hours, "bytes": size.bytes, "tokens": size.tokens}
+        report.emit("canary", **result.to_json(), projection=projection)
+        for row, cosine in result.cosines.items():
+            say(f"  ok   row {row}: in company and alone agree, cosine {cosine:.7f}")
+        for row, why in result.to_json()["failed"].items():
+            report.warning(f"canary row {row}: {why}")
+        if hours is not None:
+            say(
+                f"  pilot: {result.tok_per_s:.0f} tok/s, so about {hours:.2f} h and {size.bytes / 1e9:.2f} GB"
+            )
+        canary.refuse_if_failed(result)
+
+    def _result(
+        self, samples: Samples, store: Store, counted: Counted, report: Report, facts: SourceFacts
+    ) -> Result:
+        pending = len(samples) - len(store.done) - len(store.quarantined)
+        wall = time.monotonic() - self._began
+        return Result(
+            outcome="aborted" if self.stop.is_set() and pending else "complete" if not pending else "failed",
+            dataset=len(samples),
+            done=len(store.done),
+            quarantined=len(store.quarantined),
+            pending=pending,
+            tokens=sum(counted.n_tokens[r] for r in store.done),
+            wall_s=round(wall, 2),
+            tok_per_s=round(report.new_tokens / wall, 1),
+            server={"model": facts.model, "version": facts.version, "attribution": "rid"},
+        )
+
+
+def _open_samples(spec: ExtractSpec) -> tuple[Samples, Counted]:
+    samples = Samples(spec.dataset.path, Tokens(spec.target.model, spec.dataset.thinking), spec.dataset.rows)
+    return samples, samples.count()
+
+
+def _open_store(spec: ExtractSpec, samples: Samples, target: TargetFacts, attribution: str) -> Store:
+    manifest = build_manifest(
+        target={
+            "model": spec.target.model,
+            "revision": None,
+            "architecture": target.architecture,
+            "num_layers": target.num_layers,
+            "hidden_size": target.hidden_size,
+        },
+        taps=spec.target.taps,
+        last=spec.target.last,
+        dtype=spec.target.dtype,
+        attribution=attribution,
+        dataset={
+            "sha256": samples.file.sha256,
+            "first": samples.rows.start,
+            "rows": len(samples),
+            "order": "file",
+        },
+        tokenizer_sha256=samples.tokens.sha256,
+        chat_template={"sha256": samples.tokens.template_sha256, "thinking": spec.dataset.thinking},
+    )
+    path = Path(spec.store)
+    claim(path, manifest)
+    return Store(path, spec.shard_bytes, spec.shard_seconds)
+
+
+def _validator(spec: ExtractSpec, target: TargetFacts, facts: SourceFacts, store: Store) -> Validator:
+    lowest = LowestLayers(spec.target.model, spec.target.taps[0] if spec.evidence == "recompute" else 0)
+    norm = final_norm(lowest)
+    write_norm(store.path, norm.weight, norm.eps, norm.flavour)
+    if spec.evidence == "recompute":
+        return Validator(spec.target, target.hidden_size, facts.dtype, lowest=lowest)
+    head = HeadRows(spec.target.model)
+    return Validator(spec.target, target.hidden_size, facts.dtype, lowest=None, norm=norm, head=head)
+
+
+async def run_job(spec: ExtractSpec, events: EventLog, attempt: int) -> Result:
+    """Run one attempt with SIGTERM and SIGINT as the graceful stop; always ends with run_finished."""
+    job = Job(spec, events, attempt)
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sig, job.ask_stop)
+    try:
+        result = await job.run()
+    except HsxError as error:
+        events.emit("run_finished", outcome="failed", error=error.to_json())
+        raise
+    events.emit("run_finished", **result.to_json())
+    say(f"{result.outcome}: done {result.done}, quarantined {result.quarantined}, pending {result.pending}")
+    return result

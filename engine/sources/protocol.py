@@ -1,0 +1,75 @@
+"""The one Protocol of sources: a source is given asks and yields, for each, states or what went wrong.
+
+`run/extract.py` knows no server and no model: a server over HTTP and a model in this process are both a
+Source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from engine.capture.states import Finding, States
+    from engine.dataset.tokens import Sample
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One attempt at one sample. ``alone``: nothing else of ours may be in flight beside it."""
+
+    sample: Sample
+    rid: str
+    attempt: int
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The answer to an ask: ``states``, or a ``finding``, or ``lost`` (it is unknown whether anything was
+    done)."""
+
+    ask: Ask
+    states: States | None = None
+    finding: Finding | None = None
+    lost: str = ""
+    request_s: float = 0.0
+    flying: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What a source says of itself. ``layers``: what it will really capture, as outputs of 0-based layers."""
+
+    model: str
+    dtype: str
+    version: str
+    layers: tuple[int, ...] | None
+    context_length: int
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+class Source(Protocol):
+    """Where hidden states come from."""
+
+    attribution: str
+
+    async def describe(self) -> SourceFacts:
+        """Read the settings back. Raises ConnectionFailed when the source does not answer."""
+        ...
+
+    async def clear(self, run: str) -> int:
+        """End and remove what an earlier attempt of ``run`` left behind; returns how many dumps there
+        were."""
+        ...
+
+    def take(self, asks: AsyncIterator[Ask]) -> AsyncIterator[Taken]:
+        """Answer every ask, in any order, as many at once as the source thinks good."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give everything back."""
+        ...

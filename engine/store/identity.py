@@ -1,0 +1,100 @@
+"""manifest.json: what a store was made from. Written first, atomically, never changed (formats.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from engine.store.files import write_atomic
+from engine.wire.errors import IdentityError, StoreError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT_VERSION = 1
+Manifest = dict[str, Any]
+
+
+def build_manifest(
+    *,
+    target: Mapping[str, Any],
+    taps: tuple[int, ...],
+    last: str | None,
+    dtype: str,
+    attribution: str,
+    dataset: Mapping[str, Any],
+    tokenizer_sha256: str,
+    chat_template: Mapping[str, Any],
+    linear_attention: str | None = None,
+) -> Manifest:
+    """The identity of a store, in plain JSON types."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "target": dict(target),
+        "taps": list(taps),
+        "last": last,
+        "dtype": dtype,
+        "attribution": attribution,
+        "linear_attention": linear_attention,
+        "dataset": dict(dataset),
+        "tokenizer": {"sha256": tokenizer_sha256},
+        "chat_template": dict(chat_template),
+    }
+
+
+def read_manifest(store: Path) -> Manifest | None:
+    """The manifest of a store; None when there is none yet."""
+    path = store / "manifest.json"
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"cannot read {path}", str(error), "restore it from a copy: it says what the data are"
+        ) from error
+    if not isinstance(data, dict) or not isinstance(data.get("format_version"), int):
+        raise StoreError(f"{path} is not a manifest", "format_version is missing", "is this folder a store?")
+    if data["format_version"] > FORMAT_VERSION:
+        raise StoreError(
+            f"{store} has format version {data['format_version']}",
+            f"this engine reads up to {FORMAT_VERSION}",
+            "use a newer engine",
+        )
+    return data
+
+
+def claim(store: Path, wanted: Manifest) -> Manifest:
+    """Write the manifest, or compare with the one that is there: IdentityError lists every difference."""
+    found = read_manifest(store)
+    if found is None:
+        if store.exists() and any(p.name not in (".hsx.lock", ".hsx.owner") for p in store.iterdir()):
+            raise IdentityError(
+                f"{store} has files but no manifest",
+                "it is not a store, or its manifest was lost",
+                "choose an empty folder",
+            )
+        store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(store / "manifest.json", json.dumps(wanted, indent=1, sort_keys=True).encode() + b"\n")
+        return wanted
+    differ = differences(found, wanted)
+    if differ:
+        raise IdentityError(
+            f"the store {store} was made from something else",
+            "; ".join(differ),
+            "choose another store, or run with what it was made from",
+        )
+    return found
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Every differing field, as ``path: there ... here ...``."""
+    out = []
+    for key in sorted(set(found) | set(wanted)):
+        name, a, b = f"{prefix}{key}", found.get(key), wanted.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            out += differences(a, b, name + ".")
+        elif a != b and key in wanted:  # extra keys of a found manifest are a newer writer's
+            out.append(f"{name}: the store has {a!r}, this run has {b!r}")
+    return out

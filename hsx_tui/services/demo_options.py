@@ -1,0 +1,106 @@
+"""What `hsx-console demo` was asked for, and the names that follow from it.
+
+The run, the server and the store are named by what makes them different, so the same command finds its own
+again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.wire.errors import Refused, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SABOTAGE = ("swap", "shift", "neighbour", "stale")
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """The demo's choices. ``model``: a folder, or "smollm2" (converted once into ``model_cache``)."""
+
+    workdir: Path
+    model_cache: Path
+    samples: int | None = None
+    foreign_traffic: bool = False
+    sabotage: str | None = None
+    sabotage_always: bool = False
+    abort_at: float | None = None
+    server: str = "embedded"
+    dump_mode: str = "rid"
+    model: str = "smollm2"
+    taps: tuple[int, ...] = (1, 14, 26)
+    shard_bytes: int = 4 << 20
+    concurrency: int = 8
+    chunk: int = 256
+    prefix_cache: bool = False
+
+    def check(self) -> None:
+        """UsageError or Refused for what cannot be."""
+        if self.samples is not None and self.samples < 1:
+            raise UsageError(
+                f"--samples {self.samples}", "at least one sample is needed", "give a number from 1 on"
+            )
+        if self.abort_at is not None and not 0 < self.abort_at < 100:
+            raise UsageError(
+                f"--abort-at {self.abort_at:g}", "it is a percentage", "give a number between 0 and 100"
+            )
+        if self.sabotage is not None and self.sabotage not in SABOTAGE:
+            raise UsageError(
+                f"--sabotage {self.sabotage}", "unknown kind", f"one of {', '.join(SABOTAGE)}, or KIND:always"
+            )
+        if self.server != "embedded":
+            raise Refused(
+                f"--server {self.server}", "this version drives the embedded server only", "leave it out"
+            )
+        if self.dump_mode != "rid":
+            raise Refused(
+                f"--dump-mode {self.dump_mode}", "this version takes dumps by request id only", "leave it out"
+            )
+
+    @property
+    def kind(self) -> str:
+        """The sabotage as it is written: "", "swap", "swap:always"."""
+        return f"{self.sabotage}{':always' if self.sabotage_always else ''}" if self.sabotage else ""
+
+    @property
+    def run(self) -> str:
+        """The extraction run's id."""
+        parts = ["demo", str(self.samples) if self.samples else "all"]
+        if self.sabotage:
+            parts.append(self.sabotage + ("-always" if self.sabotage_always else ""))
+        if self.foreign_traffic:
+            parts.append("traffic")
+        if self.model != "smollm2":
+            parts.append(_digest(self.model)[:6])
+        return "-".join(parts)
+
+    @property
+    def server_run(self) -> str:
+        """The server's run id: other flags are another server."""
+        return (
+            "server-" + _digest([self.model, list(self.taps), self.kind, self.chunk, self.prefix_cache])[:8]
+        )
+
+    @property
+    def dataset_run(self) -> str:
+        """The run that completes the prompts and puts the dataset together."""
+        return "dataset-" + _digest(self.model)[:6]
+
+    @property
+    def dataset(self) -> Path:
+        """The dataset file; a clean server answers the prompts, so it does not depend on the sabotage."""
+        return self.workdir / f"{self.dataset_run}.jsonl"
+
+    @property
+    def store(self) -> Path:
+        """Where the verified states go."""
+        return self.workdir / "stores" / self.run
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
