@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 WINDOW_S = 600.0
-MAX_POINTS = 240
+MAX_POINTS = 700
 MIN_SPAN_S = 4.0
 MIN_ADVANCES = 3
 MIN_STALL_S = 20.0
+FIRST_STALL_S = 120.0
 STALL_GAPS = 8.0
 """A run is stalled after so many of its usual gaps."""
 BLOCKS = 8
@@ -70,25 +71,20 @@ def observe(
         track = Track(by=by)
     if track.points and units == track.points[-1].units:
         return replace(track, remaining=remaining)
-    points = (*track.points, Point(at, units))
-    if len(points) > MAX_POINTS:
-        points = _thin(points)
-    while len(points) > 2 and points[1].at <= at - WINDOW_S:
-        points = points[1:]
-    return replace(track, points=points, remaining=remaining)
-
-
-def _thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Half of the points; the newest stay whole, since they tell a stall from a slow run."""
-    half = len(points) // 2
-    return points[:half:2] + points[half:]
+    points = (*track.points, Point(at, units))[-MAX_POINTS:]
+    # A slow run keeps some points beyond the window: a rate needs them.
+    old = sum(1 for p in points[: -MIN_ADVANCES - 2] if p.at < at - WINDOW_S)
+    return replace(track, points=points[old:], remaining=remaining)
 
 
 def stall_after(track: Track) -> float:
     """Seconds of silence after which this run is stalled: many times its usual gap of late.
 
-    The usual gap is the median: one gap that was itself a stall must not teach that stalls are normal.
+    The usual gap is the median: one gap that was itself a stall must not teach that stalls are normal. Before
+    the first samples no gap is known, and a large target's first batch may take minutes.
     """
+    if len(track.points) <= MIN_ADVANCES:
+        return FIRST_STALL_S
     return max(MIN_STALL_S, STALL_GAPS * _median_gap(track.points[-32:]))
 
 

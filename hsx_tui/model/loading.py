@@ -24,6 +24,7 @@ QUIET_AFTER_S = 90.0
 """Without a new line for this long a loading server is said to make no progress (seconds)."""
 
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?[^\]]{0,24}\]\s*")
+_LEVEL = re.compile(r"^(?:INFO|WARNING|ERROR):\s+")
 _SHARDS = re.compile(r"shards:\s*(\d{1,3})% Completed")
 
 
@@ -150,7 +151,7 @@ def split_stamp(line: str) -> tuple[float | None, str]:
         when = datetime.datetime.strptime(m[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=datetime.UTC)
     except ValueError:
         return None, line
-    return when.timestamp(), line[m.end() :]
+    return when.timestamp(), _LEVEL.sub("", line[m.end() :])
 
 
 def _seen(loading: Loading, name: str) -> bool:

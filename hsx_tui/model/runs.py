@@ -40,7 +40,7 @@ def take_status(run: RunState, status: Mapping[str, Any], now: float, at_iso: st
         heartbeat_age_s=number(status.get("heartbeat_age_s")),
         exit_code=_exit(ended.get("rc")),
         exit_signal=_exit(ended.get("signal")),
-        exit_error=text(ended.get("error")),
+        exit_error=text(ended.get("error")) or run.exit_error,
         output=text(status.get("output"), 200),
     )
 
@@ -96,14 +96,34 @@ def take_event(run: RunState, event: Mapping[str, Any], now: float, attempt: int
     if kind == "progress":
         return _take_progress(run, event)
     if kind == "paused":
-        return replace(run, paused=True)
+        return replace(run, paused=True, phase="paused", phase_detail=text(event.get("reason"), 200))
     if kind == "resumed":
         # The time of a pause belongs to no rate.
-        return replace(run, paused=False, track=Track())
+        return replace(run, paused=False, track=Track(), phase="extract", phase_detail="")
     if kind == "run_finished":
-        run = _take_progress(run, event) if count(event.get("done")) is not None else run
-        return replace(run, finished=True, paused=False)
+        return _finished(run, event)
     return run
+
+
+def _finished(run: RunState, event: Mapping[str, Any]) -> RunState:
+    """The last event repeats the counts but not the rates; of a failed run it tells why."""
+    error = mapping(event.get("error"))
+    said = ". ".join(s for s in (text(error.get(k)) for k in ("what", "why", "next")) if s)
+    progress = run.progress
+    if progress is not None or count(event.get("done")) is not None:
+        old = progress or Progress()
+        progress = replace(
+            old,
+            buffered=0,
+            done=_or(count(event.get("done")), old.done),
+            quarantined=_or(count(event.get("quarantined")), old.quarantined),
+            pending=_or(count(event.get("pending")), old.pending),
+        )
+    outcome = text(event.get("outcome"), 20)
+    return replace(
+        run, finished=True, paused=False, phase=outcome, phase_detail="", progress=progress,
+        exit_error=said or run.exit_error,
+    )  # fmt: skip
 
 
 def _take_progress(run: RunState, event: Mapping[str, Any]) -> RunState:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.wire.causes import MEANING
-from hsx_tui.model.fields import count, shown, text
+from hsx_tui.model.fields import count, items, shown, text
 from hsx_tui.model.state import MAX_WARNINGS, Warn, Warnings
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+MAX_CHECKS = 64
 
 _MEANING = {str(cause.value): meaning for cause, meaning in MEANING.items()}
 
@@ -41,9 +41,11 @@ def take_event(warnings: Warnings, event: Mapping[str, Any], now: float) -> Warn
     if kind == "warning":
         said = text(event.get("text") or event.get("message") or event.get("what"))
         return add(warnings, Warn("WARNING", said or "the engine gave no text", at), now)
-    if kind in ("preflight", "canary") and event.get("ok") is False:
-        said = text(event.get("error") or event.get("text")) or shown(event.get("failed"))
-        return add(warnings, Warn(f"{kind} failed".upper(), said, at), now)
+    if kind == "preflight":
+        for check in items(event.get("checks"), MAX_CHECKS):
+            if isinstance(check, Mapping) and check.get("ok") is False:
+                said = ". ".join(s for s in (text(check.get(k)) for k in ("name", "detail", "next")) if s)
+                warnings = add(warnings, Warn("PREFLIGHT FAILED", said, at), now)
     return warnings
 
 

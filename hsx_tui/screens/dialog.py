@@ -29,8 +29,8 @@ def plan_rows(plan: Plan, g: Glyphs) -> list[Row]:
         rows.append([(f"{clean(label, 64):<{LABEL}}", MUTED), (clean(value, 200), "")])
     rows.append([])
     for i, step in enumerate(plan.steps):
-        rows.append([("This will" if not i else "", MUTED), (" " * (LABEL - (0 if i else 9)), "")])
-        rows[-1].append((f"{i + 1}. {clean(step, 300)}", ""))
+        label = "" if i else "This will"
+        rows.append([(f"{label:<{LABEL}}", MUTED), (f"{i + 1}. {clean(step, 300)}", "")])
     for label, value in (("Undo", plan.undo), ("Command", plan.command)):
         if value:
             rows.append([(f"{label:<{LABEL}}", MUTED), (clean(value, 300), "")])
@@ -54,9 +54,9 @@ class PlanDialog(GuardedModal[bool]):
             with VerticalScroll(id="plan", can_focus=False):
                 yield Static(content(plan_rows(self._plan, self._g)), markup=False)
             with Horizontal(id="buttons"):
-                yield Button(content([[("Cancel  ", ""), ("esc", MUTED)]]), id="cancel")
+                yield Button(content([[("Cancel  esc", "")]]), id="cancel")
                 accept = legible(clean(self._plan.accept, 40), self._g)
-                yield Button(content([[(f"{accept}  ", ""), ("y", MUTED)]]), id="accept", variant="warning")
+                yield Button(content([[(f"{accept}  y", "")]]), id="accept", variant="warning")
 
     def on_mount(self) -> None:
         """Title the box."""

@@ -28,9 +28,9 @@ def help_rows(g: Glyphs) -> list[Row]:
             keys = " ".join(key_name(k, g.ascii) for k in action.keys)
             rows.append([(f"  {keys:<10} ", "$primary"), (f"{action.label:<10} ", ""), (action.doc, MUTED)])
             if action.danger >= Danger.ASKS:
-                rows.append([(f"{'':<24}", ""), (f"it will: {action.plan}", MUTED)])
+                rows.append([(f"{'':<13}", ""), (f"it will: {action.plan}", MUTED)])
             if action.undo:
-                rows.append([(f"{'':<24}", ""), (f"undo: {action.undo}", MUTED)])
+                rows.append([(f"{'':<13}", ""), (f"undo: {action.undo}", MUTED)])
     rows += [[], [("ctrl+c copies a selection of the log; the mouse works, but nothing needs it", MUTED)]]
     return [[(legible(text.replace("…", "..."), g), style) for text, style in row] for row in rows]
 

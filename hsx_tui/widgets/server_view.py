@@ -55,7 +55,7 @@ def _serving(server: ServerState, status: Status, f: Frame) -> list[Row]:
         labelled(
             "url",
             (server.url or UNKNOWN, ""),
-            (f"   SGLang {server.version}" if server.version else "", MUTED),
+            (f"   version {server.version}" if server.version else "", MUTED),
         ),
         _queue(server),
         labelled("speed", (f"{rate(server.throughput, f.g)} generated tok/s", "")),
