@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.host import args as arg
-from engine.host.files import atomic_json, private_folder, read_json, try_lock
+from engine.host.files import atomic_bytes, atomic_json, private_folder, read_json, try_lock
 from engine.host.rundir import RunDir, run_status, state_root
 from engine.host.supervisor import adopt, start_supervisor
 from engine.wire.errors import LockedError, Refused, SpecError
@@ -22,8 +23,10 @@ from engine.wire.verbs import LIVE
 Args = Mapping[str, Any]
 Answer = dict[str, Any]
 
-KINDS = ("extract", "complete", "server", "traffic")
+KINDS = ("extract", "complete", "verify", "server", "traffic")
 START_WAIT_S = 10.0
+RESERVE_BYTES = 64 << 10
+"""Kept on the run's disk, to be spent on writing exit.json when it is full."""
 
 
 def _hold_start(rundir: RunDir) -> int:
@@ -108,12 +111,16 @@ def start(args: Args, _: BinaryIO) -> Answer:
 
 
 def _begin(rundir: RunDir, spec: Answer, resumes: bool) -> None:
+    """Make room and write what the attempt is to do; a first one that cannot be written leaves nothing."""
     try:
         private_folder(rundir.path)
         if resumes:
             rundir.archive()
+        atomic_bytes(rundir.path / ".reserve", bytes(RESERVE_BYTES))
         atomic_json(rundir.path / "spec.json", spec)
     except OSError as error:
+        if spec["attempt"] == 1:
+            shutil.rmtree(rundir.path, ignore_errors=True)
         raise Refused(
             f"run {rundir.run} cannot be written", str(error), "make room in the home folder"
         ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 2.0
 POLL_S = 0.1
-RESERVE_BYTES = 64 << 10
 RECORD_DEADLINE_S = 300.0
+FULL_BYTES = 16 << 10
 
 Launch = Callable[[], Engine]
 
@@ -92,7 +93,10 @@ def _last_words(rundir: RunDir) -> str:
             lines = log.read().decode("utf-8", "backslashreplace").strip().splitlines()
     except OSError as error:
         return f"stdio.log cannot be read: {error.strerror}"
-    return lines[-1][-500:] if lines else ""
+    if lines:
+        return lines[-1][-500:]
+    full = shutil.disk_usage(rundir.path).free < FULL_BYTES
+    return "the disk of the run directory is full, so the log is empty" if full else ""
 
 
 def _record_end(rundir: RunDir, record: dict[str, Any]) -> None:
@@ -112,6 +116,11 @@ def _record_end(rundir: RunDir, record: dict[str, Any]) -> None:
                 raise
             _beat(rundir)
             time.sleep(1)
+
+
+def _unlaunched(why: str) -> dict[str, Any]:
+    """The exit record of an engine that never ran, as a shell would number it."""
+    return {"rc": 127, "signal": None, "stage": 0, "reaped": 0, "error": why, "at": now_iso()}
 
 
 def _watch(rundir: RunDir, engine: Engine, stop: _Stop) -> None:
@@ -192,24 +201,14 @@ def _supervise(rundir: RunDir, spec: dict[str, Any], launch: Launch, report: int
         refused = Refused(
             f"run {rundir.run} cannot be launched", why, "correct the interpreter or the folder"
         )
-        _record_end(
-            rundir,
-            {
-                "rc": 127,
-                "signal": None,
-                "stage": 0,
-                "reaped": 0,
-                "error": why,
-                "at": now_iso(),
-            },
-        )
+        _record_end(rundir, _unlaunched(why))
         os.write(report, json.dumps(refused.to_json()).encode())
         return
     try:
         atomic_json(rundir.path / "child.json", engine.id.to_json())
-        (rundir.path / ".reserve").write_bytes(bytes(RESERVE_BYTES))
-    except OSError:
+    except OSError as error:
         engine.id.send_group(signal.SIGKILL)
+        _record_end(rundir, _unlaunched(f"child.json: {error.strerror}"))
         raise
     _beat(rundir)
     os.close(report)
