@@ -57,7 +57,6 @@ class DumpFolder:
         self._free = 0
         self._measured = float("-inf")
         self._ours: OrderedDict[str, tuple[int, float]] = OrderedDict()  # file name -> inode, when written
-        self._now = 0.0
 
     def measure(self) -> None:
         """Look at the folder and its file system. Raises OSError."""
@@ -81,7 +80,7 @@ class DumpFolder:
             return f"no room: {self._free} bytes are free, {self._limits.free_floor_bytes} must stay so"
         return ""
 
-    def write(self, dump: Dump) -> None:
+    def write(self, dump: Dump, now: float) -> None:
         """Write a dump if there is room. Raises NoRoom, NotPrivate or another OSError; nothing is left
         behind."""
         nbytes = sum(t.numel() * t.element_size() for t in dump.tensors().values())
@@ -96,12 +95,11 @@ class DumpFolder:
         self._free -= written
         name = f"{dump.meta.rid}.safetensors"
         self._ours.pop(name, None)
-        self._ours[name] = ((self.path / name).stat(follow_symlinks=False).st_ino, self._now)
+        self._ours[name] = ((self.path / name).stat(follow_symlinks=False).st_ino, now)
 
     def tick(self, now: float) -> None:
         """Look again (at most twice a second), and remove our own dumps that nobody fetched. Raises
         OSError."""
-        self._now = now
         if now - self._measured < 0.5:
             return
         self._measured = now

@@ -239,7 +239,10 @@ class Recorder:
         self._counter += 1
         dump_id = f"{os.getpid()}-{self._counter}"
         try:
-            self._jobs.put_nowait(Finished(partial, dump_id))
+            if not self._closed:
+                self._jobs.put_nowait(Finished(partial, dump_id))
+            elif not partial.refused:
+                self._refuse(partial, "the server is shutting down")
         except queue.Full:
             self._refuse(partial, f"backlog: {self._jobs.qsize()} dumps wait to be written")
         if partial.refused:
@@ -275,7 +278,7 @@ class Recorder:
                 self._mark(job, partial.error)
             else:
                 dump = build_dump(job, self.facts, self._norm)
-                self._folder.write(dump)
+                self._folder.write(dump, self._clock())
                 kind = "written" if dump.meta.ok else "marked_bad"
         except Exception as error:  # a full disk, a damaged folder: the next dump may fare better
             log.error("the dump of %s was not written: %s", partial.rid, error)

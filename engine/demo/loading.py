@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from engine import __version__
-from engine.capture.privatedir import NotPrivate
+from engine.capture.privatedir import open_private_dir
 from engine.demo.info import About, StartupTimes
 from engine.wire.errors import Refused, UsageError
 
@@ -43,8 +43,14 @@ def check_taps(flags: Flags, model: Path) -> None:
         raise UsageError(f"--context-length {flags.context_length}", f"the model has {positions} positions")
 
 
-def check_room(folder: Path) -> None:
-    """Refuse to start where there is no space for dumps."""
+def check_dump_dir(folder: Path) -> None:
+    """Refuse to start where dumps would not be private, or have no space. Raises Refused."""
+    try:
+        os.close(open_private_dir(folder))
+    except FileNotFoundError:
+        pass  # it is made later
+    except OSError as error:
+        raise _unusable(folder, error) from error
     there = folder
     while not there.exists():
         there = there.parent
@@ -92,12 +98,15 @@ def _load_weights(flags: Flags, path: Path, times: StartupTimes) -> PackedModel:
     shards = sorted(path.glob("*.safetensors"))
     _shard_progress(0, len(shards), 0.0)
     began = time.monotonic()
+    from safetensors import SafetensorError
+
     from engine.demo.packed import PackedModel, load_weights
 
     try:
         model = load_weights(path)
         packed = PackedModel(model, flags.taps if flags.capture else None)
-    except (OSError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
+        sys.stderr.write("\n")
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(f"the model in {path} cannot be loaded", reason[0]) from error
     times.load_weight = time.monotonic() - began
@@ -139,11 +148,15 @@ def _recorder(flags: Flags, model: PackedModel, model_path: Path) -> Recorder | 
     try:
         flags.dump_dir.parent.mkdir(parents=True, exist_ok=True)
         recorder.start()
-    except NotPrivate as error:
-        raise Refused("the dump folder is not private", str(error), "choose another --dump-dir") from error
     except OSError as error:
-        raise Refused(f"the dump folder {flags.dump_dir} cannot be used", str(error.strerror)) from error
+        raise _unusable(flags.dump_dir, error) from error
     return recorder
+
+
+def _unusable(folder: Path, error: OSError) -> Refused:
+    return Refused(
+        f"the dump folder {folder} cannot be used", str(error.strerror or error), "choose another --dump-dir"
+    )
 
 
 def _sabotage(flags: Flags, hidden_size: int) -> Sabotage | None:

@@ -1,7 +1,7 @@
 """Sabotage: corrupts hidden states inside the batched forward, to prove that the validation finds it.
 
 The packed rows of all taps, of last and of pre are changed alike, before the recorder cuts them: rid, ids,
-lengths and digests stay valid. About a third of our requests, drawn by a hash of the row, on the first
+lengths and digests stay valid. One of every three rows, drawn by a hash, on the first
 attempt only (``always``: on every one). What was done is written to a log that only tests read:
 ``{"rid", "kind", "rows": [first, last], "row", "written": [first, last], "partner"}``; ``rows`` are those
 that really differ from the truth.
@@ -76,7 +76,7 @@ class Sabotage:
         parsed = parse_rid(rid)
         if parsed is None or (parsed.attempt != 1 and not self._always):
             return False
-        return self._hash("row", parsed.row) % 3 == 0
+        return self._hash("row", parsed.row // 3) % 3 == parsed.row % 3
 
     def apply(self, states: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
         """states [T, W] of one forward -> the same, or a copy with rows corrupted."""

@@ -45,12 +45,12 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(flags: Flags) -> int:
-    from engine.demo.loading import check_room, check_taps, load
+    from engine.demo.loading import check_dump_dir, check_taps, load
     from engine.demo.logs import set_up
 
     _bind(flags).close()  # a taken port is known before minutes of loading
     if flags.dump_dir is not None:
-        check_room(flags.dump_dir)
+        check_dump_dir(flags.dump_dir)
     set_up()
     model_path = flags.model or _smollm2(flags.model_cache)
     check_taps(flags, model_path)

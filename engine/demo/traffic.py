@@ -162,9 +162,10 @@ def main(argv: list[str]) -> int:
     p.add_argument("--url", required=True)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--max-seconds", type=float, default=3600.0)
+    p.add_argument("--gone-seconds", type=float, default=GONE_S, help="end when the server is silent so long")
     try:
         a = p.parse_args(argv)
-        return asyncio.run(_run(a.url, a.seed, a.max_seconds))
+        return asyncio.run(_run(a.url, a.seed, a.max_seconds, a.gone_seconds))
     except HsxError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.exit_code)
@@ -172,7 +173,7 @@ def main(argv: list[str]) -> int:
         return int(ExitCode.INTERRUPTED)
 
 
-async def _run(url: str, seed: int, max_seconds: float) -> int:
+async def _run(url: str, seed: int, max_seconds: float, gone_s: float) -> int:
     import httpx
 
     if not url.startswith("http://127.0.0.1:"):
@@ -183,7 +184,7 @@ async def _run(url: str, seed: int, max_seconds: float) -> int:
     async with httpx.AsyncClient(base_url=url, timeout=600.0, trust_env=False) as client:
         traffic = Traffic(client, random.Random(seed))
         tasks = [asyncio.create_task(t) for t in (traffic.crowd(), traffic.watch(), traffic.health())]
-        while not stop.is_set() and time.monotonic() < end and time.monotonic() - traffic.seen < GONE_S:
+        while not stop.is_set() and time.monotonic() < end and time.monotonic() - traffic.seen < gone_s:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(stop.wait(), 0.5)
             for task in tasks:
