@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: setup demo test check format soak clean
+# .ci/run also runs every target named test-*.
+.PHONY: setup system-packages demo test check format soak clean
 
 setup: $(STAMP)
 
@@ -19,7 +20,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/hsx-console demo
 
-test: setup
+# Real OpenSSH and tmux, which the tests use.
+system-packages:
+	bash tests/system_packages.sh
+
+test: setup system-packages
 	$(BIN)/python -m pytest
 
 check: setup

@@ -1,9 +1,8 @@
 """``python -m engine VERB``: the commands on the host (cli.md). stdout is data and log, an error is one
 line on stderr.
 
-Under the supervisor HSX_RUN names the run directory: the specification is read from there and the result
-is written
-there. Every verb ends with an ExitCode.
+Under the supervisor HSX_RUN names the run directory: the specification is read from there and the result is
+written there. Every verb ends with an ExitCode.
 """
 
 from __future__ import annotations

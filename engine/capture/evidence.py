@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOLERANCE = {"float32": 5e-3, "bfloat16": 2e-2, "float16": 1e-2}
-"""Largest relative error of a right row of the lowest tap, by the dtype of the dump. Right rows: <= 1e-5
-in float32 and
-<= 3e-3 in bfloat16; wrong rows lie above 4e-2 in nearly every row (docs/evidence.md)."""
+"""Largest relative error of a right row of the lowest tap, by the dtype of the dump. Right rows: <= 1e-5 in
+float32 and <= 3e-3 in bfloat16; wrong rows lie above 4e-2 in nearly every row (docs/evidence.md)."""
 
 WIN_ACCEPT, WIN_REFUSE = 0.80, 0.60
 """Right samples: 0.68 / 0.94 / 0.99 (min, median, max); shifted 0.28 to 0.52, swapped 0.43 to 0.55, second
@@ -104,27 +103,29 @@ def _name(
             if float(hits.float().mean()) > 0.5 and int(hits.sum()) >= max(1, count // 2):
                 return out(Cause.SHIFTED, text)
     for other in others:
-        if _belongs(s[at], other.truth, tolerance):
-            if not other.flying:
-                return out(Cause.STALE, f"{other.name}, answered before")
-            whole = first == 0 and count == n
-            return out(
-                Cause.SWAPPED if whole else Cause.NEIGHBOUR, f"{other.name}, in flight at the same time"
-            )
+        places = _places(s[at], other.truth, tolerance)
+        if places is None:
+            continue
+        if not other.flying:
+            return out(Cause.STALE, f"{other.name}, answered before")
+        exchanged = float((places == at).float().mean()) > 0.5
+        return out(
+            Cause.SWAPPED if exchanged else Cause.NEIGHBOUR, f"{other.name}, in flight at the same time"
+        )
     if last == n - 1 and count < n and count == last - first + 1:
         return out(Cause.NEIGHBOUR, "a request that is not ours")
     return out(Cause.EVIDENCE_LOW, "unknown")
 
 
-def _belongs(rows: Tensor, truth: Tensor, tolerance: float) -> bool:
-    """Whether most of ``rows`` [W, H] stand somewhere in ``truth`` [S, H]."""
+def _places(rows: Tensor, truth: Tensor, tolerance: float) -> Tensor | None:
+    """Where in ``truth`` [S, H] most of ``rows`` [W, H] stand (int64 [W]); None when they do not."""
     import torch
 
     t = truth.float()
-    nearest = (
-        torch.nn.functional.normalize(rows, dim=-1) @ torch.nn.functional.normalize(t, dim=-1).T
-    ).argmax(-1)
-    return float((row_errors(rows, t[nearest]) <= tolerance).float().mean()) > 0.5
+    normalize = torch.nn.functional.normalize
+    nearest = (normalize(rows, dim=-1) @ normalize(t, dim=-1).T).argmax(-1)
+    hits = row_errors(rows, t[nearest]) <= tolerance
+    return nearest if float(hits.float().mean()) > 0.5 else None
 
 
 def win_rate(post: Tensor, head_rows: Tensor, input_ids: Sequence[int]) -> tuple[float, int]:
@@ -146,9 +147,10 @@ def win_rate(post: Tensor, head_rows: Tensor, input_ids: Sequence[int]) -> tuple
 
     wins = pairs = 0
     for d in (-2, -1, 1, 2):
-        i = torch.arange(max(0, -1 - d), min(n - 1, n - 1 - d))
-        if not len(i):
+        first, end = max(0, -1 - d), min(n - 1, n - 1 - d)
+        if end <= first:
             continue
+        i = torch.arange(first, end)
         decided = ids[i + 1] != ids[i + 1 + d]
         wins += int(((logit(i, i + 1) > logit(i, i + 1 + d)) & decided).sum())
         pairs += int(decided.sum())

@@ -1,12 +1,9 @@
 """Conversations -> token ids and loss mask, by the model's own chat template.
 
 The loss mask marks what the assistant generates: from the end of the generation prompt to the end of its
-turn,
-the end-of-turn token included and the template's trailing newline not. It is found by rendering the
-conversation up
-to each assistant turn, so it needs no ``{% generation %}`` marks in the template; a template that does not
-extend its
-own prefix is an error, never a guess.
+turn, the end-of-turn token included and the template's trailing newline not. It is found by rendering the
+conversation up to each assistant turn, so it needs no ``{% generation %}`` marks in the template; a
+template that does not extend its own prefix is an error, never a guess.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """``python -m engine extract``: one run attempt from its specification to its result.
 
-Order: dataset -> store identity -> preflight -> canary -> extraction. Under the supervisor (HSX_RUN is
-set) the
-events, the result and the store's lock are the run directory's; without it they lie in --run-dir.
+Order: dataset -> store identity -> preflight -> canary -> extraction. Under the supervisor (HSX_RUN is set)
+the events, the result and the store's lock are the run directory's; without it they lie in --run-dir.
 """
 
 from __future__ import annotations

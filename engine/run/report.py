@@ -125,9 +125,10 @@ class Report:
             bytes=nbytes,
             errors=self.errors,
         )
+        minutes = "?" if eta is None else f"{eta / 60:.0f}"
         say(
             f"[{row}] {self.extracted} extracted ({done + buffered} total), {samples:.2f} samples/s, "
-            f"{tok:.0f} tok/s, req_time={request_s:.1f}s, ETA: {'?' if eta is None else f'{eta / 60:.0f}'} min, "
+            f"{tok:.0f} tok/s, req_time={request_s:.1f}s, ETA: {minutes} min, "
             f"errors: {self.errors}, ~{nbytes / 1e9:.1f} GB"
         )
 

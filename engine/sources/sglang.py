@@ -2,16 +2,15 @@
 by looking.
 
 The reply's handshake (``meta_info["hsx"]``) names the dump and its id; the file carries the same id, the
-request id and
-the token ids that the forward pass saw. A reply without a handshake, or a promised file that does not
-come, is a
-mismatch with a cause.
+request id and the token ids that the forward pass saw. A reply without a handshake, or a promised file that
+does not come, is a mismatch with a cause.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,14 @@ _FILE_WAIT_S = 20.0
 """How long a promised dump may take to appear: the reply is sent before the writer is done."""
 
 
+@dataclass(frozen=True)
+class _Flight:
+    """A request in flight. ``company``: the samples that were in flight at some moment beside it, by row."""
+
+    sample: Sample
+    company: dict[int, Sample]
+
+
 class SGLangSource:
     """A Source over HTTP. Attribution is by request id."""
 
@@ -46,7 +53,7 @@ class SGLangSource:
         self.folder = Path(spec.dump_dir)
         self._gate = Gate(concurrency)
         self._concurrency = concurrency
-        self._flying: dict[str, Sample] = {}
+        self._flying: dict[str, _Flight] = {}
 
     async def describe(self) -> SourceFacts:
         """Settings as /server_info and /model_info give them, with what speaks against a capture."""
@@ -102,12 +109,15 @@ class SGLangSource:
 
     async def _ask(self, ask: Ask) -> Taken:
         began = time.monotonic()
-        self._flying[ask.rid] = ask.sample
+        flight = _Flight(ask.sample, {f.sample.row: f.sample for f in self._flying.values()})
+        for other in self._flying.values():
+            other.company[ask.sample.row] = ask.sample
+        self._flying[ask.rid] = flight
         try:
             result = await self._request(ask)
         finally:
             del self._flying[ask.rid]
-        flying = tuple(self._flying.values())
+        flying = tuple(flight.company.values())
         seconds = time.monotonic() - began
         if isinstance(result, States):
             return Taken(ask, states=result, request_s=seconds, flying=flying)

@@ -2,8 +2,7 @@
 the lock).
 
 Order of durability: shard (tmp, fsync, rename) -> lines in index.jsonl (fsync) -> done. After a crash at
-any point no
-done sample is lost or double, and at most the shard in memory is taken again.
+any point no done sample is lost or double, and at most the shard in memory is taken again.
 """
 
 from __future__ import annotations

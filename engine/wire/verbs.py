@@ -1,13 +1,11 @@
 """The verbs by which the console asks something of a host, and the shapes of their answers.
 
 A call is one exec of one constant command. On its stdin: a line with the constant bootstrap code as a JSON
-string, a
-line with the request ``{"nonce", "engine", "verb", "args"}``, then payload bytes where a verb takes them.
-On its
-stdout, after a line ``<<nonce``: for most verbs one line ``{"ok": true, ...}`` or ``{"ok": false, "error":
-{...}}``
-(errors.to_json) and a line ``>>nonce``; for ``tail`` and ``observe`` a stream that ends when stdin is closed.
-Every verb is idempotent: after a lost link the same call may simply be made again.
+string, a line with the request ``{"nonce", "engine", "verb", "args"}``, then payload bytes where a verb
+takes them. On its stdout, after a line ``<<nonce``: for most verbs one line ``{"ok": true, ...}`` or
+``{"ok": false, "error": {...}}`` (errors.to_json) and a line ``>>nonce``; for ``tail`` and ``observe`` a
+stream that ends when stdin is closed. Every verb is idempotent: after a lost link the same call may simply
+be made again.
 
 =========  ==========================================  =====================================================
 verb       args                                        answer
@@ -29,9 +27,8 @@ attempt that
 already exists is never launched again (``already: true``).
 
 RunStatus: ``{"run", "kind", "attempt", "state", "pid", "started_at", "heartbeat_age_s", "exit": {"rc",
-"signal",
-"stage", "reaped", "error", "at"} | null, "result": object | null, "stop": object | null, "output",
-"files": {name: {"size", "inode"}}, "now"}``. ``result`` is what the engine wrote to result.json.
+"signal", "stage", "reaped", "error", "at"} | null, "result": object | null, "stop": object | null,
+"output", "files": {name: {"size", "inode"}}, "now"}``. ``result`` is what the engine wrote to result.json.
 
 Tail frames: ``<offset> <length> <inode>\\n<bytes>`` with complete lines only; length 0 is a sign of life;
 ``<offset> RESET <inode>\\n`` when the file shrank or was replaced; ``<offset> EOF <inode>\\n`` once the
@@ -39,11 +36,9 @@ run has ended
 and the file is drained.
 
 HostFacts: ``{"at", "hostname", "uptime_s", "boot_id", "load": [1, 5, 15], "cpus", "memory": {"total",
-"available"},
-"disks": [{"path", "total", "free", "error"}], "shm": {"total", "free"}, "gpus": [{"index", "name", "util",
-"mem_used_mib", "mem_total_mib", "power_w", "temp_c"}], "server": {"url", "ready": bool, "loads": object |
-null,
-"info": object | null, "error"} | null, "runs": [RunStatus]}``.
+"available"}, "disks": [{"path", "total", "free", "error"}], "shm": {"total", "free"}, "gpus": [{"index",
+"name", "util", "mem_used_mib", "mem_total_mib", "power_w", "temp_c"}], "server": {"url", "ready": bool,
+"loads": object | null, "info": object | null, "error"} | null, "runs": [RunStatus]}``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,135 @@
+"""Content evidence on a real (tiny) model: right states pass, every wrong cut is seen and named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from engine.capture.evidence import Other, judge, judge_win_rate, row_errors, win_rate
+from engine.demo.tiny import make_tiny
+from engine.targets.lone import LoneForward
+from engine.targets.lowest import FinalNorm, LowestLayers, final_norm, target_facts
+from engine.wire.causes import Cause
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TAP = 1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def lowest(model: Path) -> LowestLayers:
+    return LowestLayers(str(model), TAP)
+
+
+@pytest.fixture(scope="module")
+def lone(model: Path) -> LoneForward:
+    return LoneForward(str(model))
+
+
+def ids(n: int, seed: int) -> list[int]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(20, 1000, (n,), generator=g).tolist()
+
+
+def test_the_lowest_layers_equal_the_whole_model(lowest: LowestLayers, lone: LoneForward) -> None:
+    for n in (1, 2, 63, 64, 65, 200):
+        mine, truth = lowest.states(ids(n, n)), lone.states(ids(n, n))[TAP + 1]
+        assert mine.shape == truth.shape
+        assert float(row_errors(mine, truth).max()) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_right_states_pass_in_every_dtype(lowest: LowestLayers, lone: LoneForward, dtype: str) -> None:
+    for n in (1, 2, 8, 65, 150):
+        states = lone.states(ids(n, n))[TAP + 1].to(getattr(torch, dtype))
+        value, wrong = judge(states, lowest.states(ids(n, n)), dtype)
+        assert wrong is None, (n, value)
+
+
+@pytest.mark.parametrize("n", [2, 9, 40, 120])
+def test_each_way_to_be_wrong_is_named(lowest: LowestLayers, n: int) -> None:
+    truth = lowest.states(ids(n, 1))
+    other = lowest.states(ids(n, 2))
+    flying, before = Other("row 5", other, True), Other("row 5", other, False)
+
+    def cause(states: torch.Tensor, *others: Other) -> tuple[Cause, int, int] | None:
+        _, wrong = judge(states, truth, "float32", others)
+        return None if wrong is None else (wrong.cause, wrong.first_row, wrong.last_row)
+
+    assert cause(truth) is None
+    assert cause(other, flying) == (Cause.SWAPPED, 0, n - 1)
+    assert cause(other, before) == (Cause.STALE, 0, n - 1)
+    assert cause(other) == (Cause.EVIDENCE_LOW, 0, n - 1)
+    shifted = torch.cat([other[-1:], truth[:-1]])
+    assert cause(shifted, flying) == (Cause.SHIFTED, 0, n - 1)
+    assert cause(torch.cat([truth[1:], other[:1]]), flying) == (Cause.SHIFTED, 0, n - 1)
+    k = min(8, n // 2)
+    tail = torch.cat([truth[:-k], other[:k]])
+    assert cause(tail) == (Cause.NEIGHBOUR, n - k, n - 1)
+    assert cause(tail, flying) == (Cause.NEIGHBOUR, n - k, n - 1)
+
+
+def test_a_single_wrong_row_is_seen(lowest: LowestLayers) -> None:
+    truth = lowest.states(ids(50, 1))
+    for row in (0, 20, 49):
+        states = truth.clone()
+        states[row] = lowest.states(ids(50, 2))[row]
+        _, wrong = judge(states, truth, "float32")
+        assert wrong is not None
+        assert (wrong.rows, wrong.first_row) == (1, row)
+
+
+def test_a_nan_is_wrong(lowest: LowestLayers) -> None:
+    truth = lowest.states(ids(5, 1))
+    states = truth.clone()
+    states[3, 0] = float("nan")
+    _, wrong = judge(states, truth, "float32")
+    assert wrong is not None
+    assert wrong.first_row == 3
+
+
+def test_the_norms_flavour_is_probed(lowest: LowestLayers) -> None:
+    norm = final_norm(lowest)
+    assert norm.flavour == "plain"
+    pre = torch.randn(3, norm.weight.numel())
+    assert torch.allclose(norm(pre), lowest.norm(pre), atol=1e-5)
+    other = FinalNorm(norm.weight - 1, norm.eps, "one_plus")
+    assert torch.allclose(other(pre), norm(pre), atol=1e-5)
+
+
+def test_win_rate_sees_rows_that_predict_their_next_token() -> None:
+    """Rows that point at the head row of their next token win; shifted by one they do not."""
+    g = torch.Generator().manual_seed(0)
+    head = torch.nn.functional.normalize(torch.randn(400, 32, generator=g), dim=-1)
+    tokens = torch.randint(0, 400, (120,), generator=g).tolist()
+    post = torch.cat([head[tokens[1:]], head[:1]]) + 0.05 * torch.randn(120, 32, generator=g)
+    rows = head[torch.tensor(tokens)]
+    right, pairs = win_rate(post, rows, tokens)
+    shifted, _ = win_rate(torch.roll(post, 1, 0), rows, tokens)
+    assert right > 0.9
+    assert shifted < 0.6
+    assert judge_win_rate(right, pairs) is True
+    assert judge_win_rate(shifted, pairs) is False
+    assert judge_win_rate(0.7, pairs) is None
+
+
+def test_win_rate_does_not_decide_on_too_little() -> None:
+    assert win_rate(torch.zeros(1, 4), torch.zeros(1, 4), [1]) == (0.0, 0)
+    assert judge_win_rate(1.0, 3) is None
+    rate, pairs = win_rate(torch.zeros(60, 4), torch.zeros(60, 4), [7] * 60)
+    assert (rate, pairs) == (0.0, 0)
+    assert judge_win_rate(rate, pairs) is None
+
+
+def test_target_facts(model: Path) -> None:
+    facts = target_facts(str(model))
+    assert (facts.architecture, facts.num_layers) == ("LlamaForCausalLM", 6)
