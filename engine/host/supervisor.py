@@ -164,7 +164,7 @@ def _launch(rundir: RunDir, spec: dict[str, Any], output_lock: int | None) -> En
             stdout=log,
             stderr=log,
             cwd=spec["cwd"],
-            env={**inherited_env(), "PYTHONUNBUFFERED": "1", **spec["env"], "HSX_RUN": str(rundir.path)},
+            env={**inherited_env(), **FIXED_ENV, **spec["env"], "HSX_RUN": str(rundir.path)},
             start_new_session=True,
             pass_fds=() if output_lock is None else (output_lock,),
         )
@@ -174,6 +174,8 @@ def _launch(rundir: RunDir, spec: dict[str, Any], output_lock: int | None) -> En
 
 
 INHERITED = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"})
+FIXED_ENV = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+"""For what an engine may start in its turn; its own interpreter is told by -u and -B."""
 INHERITED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "XDG_")
 
 

@@ -63,6 +63,8 @@ def check(folder: Path, want: str) -> str | None:
     if not folder.is_dir():
         return "absent"
     try:
+        for cache in list(folder.rglob("__pycache__")):  # some process of ours ran without -B
+            shutil.rmtree(str(cache))
         manifest = (folder / "MANIFEST.json").read_bytes()
         if digest(manifest) != want or not (folder / ".ok").exists():
             return "incomplete"

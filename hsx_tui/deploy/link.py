@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from engine.wire.errors import LinkLost
 from hsx_tui.deploy.bundle import install_engine
 from hsx_tui.deploy.session import Session, connect
 
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hsx_tui.deploy.address import HostAddress
+
+
+Answer = dict[str, Any]
+
+TRIES = 3
 
 
 class Link:
@@ -42,6 +48,22 @@ class Link:
                 raise
             self._session = session
             return session
+
+    async def call(self, verb: str, *, payload: bytes = b"", deadline_s: float = 30, **args: Any) -> Answer:
+        """``Session.call`` on the live session; made again, over a new one, when the link dies during it.
+
+        Every verb is idempotent, so a call whose fate is unknown is simply repeated. Raises what ``session``
+        and ``Session.call`` raise; LinkLost after the third loss.
+        """
+        for tries in range(TRIES):
+            session = await self.session()
+            try:
+                return await session.call(verb, payload=payload, deadline_s=deadline_s, **args)
+            except LinkLost as error:
+                session.abort(str(error))
+                if tries == TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
 
     async def close(self) -> None:
         """End the session; what runs on the host goes on."""

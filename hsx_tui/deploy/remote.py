@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 COMMAND = (
     'exec /bin/sh -c \'PATH="$PATH:/usr/local/bin:/usr/bin:/bin"; export PATH; '
-    "LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 exec python3 -I -c "
+    "LC_ALL=C.UTF-8 exec python3 -I -B -c "
     '"import sys,json;exec(json.loads(sys.stdin.buffer.readline()))"\''
 )
 """The only thing that a remote shell is ever asked to run (but for ``exec /bin/cat``, the ping)."""

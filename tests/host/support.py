@@ -119,3 +119,17 @@ class Home:
 def lines_of(path: Path) -> list[str]:
     """The lines of a file that may not be there yet."""
     return path.read_text().splitlines() if path.exists() else []
+
+
+def on_small_disk(folder: Path, kib: int, argv: list[str]) -> dict[str, Any]:
+    """Run ``argv`` (it prints JSON) with a tmpfs of ``kib`` KiB mounted on ``folder``."""
+    unshare = (
+        ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    )
+    mount = f'mount -t tmpfs -o size={kib}k,mode=700 tmpfs "$0" && exec "$@"'
+    done = subprocess.run(
+        [*unshare, "/bin/sh", "-c", mount, str(folder), *argv], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, f"this test needs to mount a tmpfs (unshare --mount): {done.stderr.decode()}"
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .support import ROOT
+from .support import ROOT, on_small_disk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,20 +49,6 @@ runs, leftovers = sorted(os.listdir(home.dir("r1").parent)), [str(p) for p in ho
 told = {"status": status, "put": put, "second": second, "third": third, "runs": runs, "leftovers": leftovers}
 print(json.dumps({**told, "free": free, "end": home.wait_state("r1", "exited")}))
 """
-
-
-def on_small_disk(folder: Path, kib: int, argv: list[str]) -> dict[str, Any]:
-    """Run ``argv`` (it prints JSON) with a tmpfs of ``kib`` KiB mounted on ``folder``."""
-    unshare = (
-        ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-    )
-    mount = f'mount -t tmpfs -o size={kib}k,mode=700 tmpfs "$0" && exec "$@"'
-    done = subprocess.run(
-        [*unshare, "/bin/sh", "-c", mount, str(folder), *argv], capture_output=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, f"this test needs to mount a tmpfs (unshare --mount): {done.stderr.decode()}"
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def test_a_full_disk_still_leaves_the_record_of_the_end(tmp_path: Path) -> None:
