@@ -22,18 +22,19 @@ put        path, sha256, size (+ payload)              ``{"path", "state": "writ
 probe      url, paths                                  ``{"facts": HostFacts}``
 =========  ==========================================  =====================================================
 
-``start`` with attempt 1 begins a run; with attempt n+1 it resumes one whose attempt n has ended. An
-attempt that
-already exists is never launched again (``already: true``).
+``start`` with attempt 1 begins a run; with attempt n+1 it resumes one whose attempt n has ended. An attempt
+that already exists is never launched again (``already: true``).
 
 RunStatus: ``{"run", "kind", "attempt", "state", "pid", "started_at", "heartbeat_age_s", "exit": {"rc",
 "signal", "stage", "reaped", "error", "at"} | null, "result": object | null, "stop": object | null,
 "output", "files": {name: {"size", "inode"}}, "now"}``. ``result`` is what the engine wrote to result.json.
 
 Tail frames: ``<offset> <length> <inode>\\n<bytes>`` with complete lines only; length 0 is a sign of life;
-``<offset> RESET <inode>\\n`` when the file shrank or was replaced; ``<offset> EOF <inode>\\n`` once the
-run has ended
-and the file is drained.
+``<offset> RESET <inode>\\n`` when the file shrank or was replaced; ``<offset> EOF <inode>\\n`` once the run
+has ended and the file is drained. A line over 1 MiB comes in pieces without a newline, and so does the
+unfinished last line of an ended stdio.log. ``max_bytes`` > 0: whenever more than that lies unread, the host goes
+on at the first line of the last ``max_bytes``, so the next offset is beyond the one expected. An error in place
+of a stream is the line ``{"ok": false, "error"}``.
 
 HostFacts: ``{"at", "hostname", "uptime_s", "boot_id", "load": [1, 5, 15], "cpus", "memory": {"total",
 "available"}, "disks": [{"path", "total", "free", "error"}], "shm": {"total", "free"}, "gpus": [{"index",
