@@ -32,9 +32,9 @@ RunStatus: ``{"run", "kind", "attempt", "state", "pid", "started_at", "heartbeat
 Tail frames: ``<offset> <length> <inode>\\n<bytes>`` with complete lines only; length 0 is a sign of life;
 ``<offset> RESET <inode>\\n`` when the file shrank or was replaced; ``<offset> EOF <inode>\\n`` once the run
 has ended and the file is drained. A line over 1 MiB comes in pieces without a newline, and so does the
-unfinished last line of an ended stdio.log. ``max_bytes`` > 0: whenever more than that lies unread, the host goes
-on at the first line of the last ``max_bytes``, so the next offset is beyond the one expected. An error in place
-of a stream is the line ``{"ok": false, "error"}``.
+unfinished last line of an ended stdio.log. ``max_bytes`` > 0: whenever more than that lies unread, the host
+goes on at the first line of the last ``max_bytes``, so the next offset is beyond the one expected. An error
+in place of a stream is the line ``{"ok": false, "error"}``.
 
 HostFacts: ``{"at", "hostname", "uptime_s", "boot_id", "load": [1, 5, 15], "cpus", "memory": {"total",
 "available"}, "disks": [{"path", "total", "free", "error"}], "shm": {"total", "free"}, "gpus": [{"index",
