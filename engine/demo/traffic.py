@@ -64,16 +64,16 @@ class Pace:
     """How many are in flight, from the counters of the server."""
 
     in_flight: int = LEAST
-    behind: bool = True
+    longest_answer: int = 4
     sent: int = 0
 
     def adapt(self, ours: int, foreign: int) -> None:
         """More while foreign requests are not clearly ahead of ours, fewer when they are."""
         lead = foreign - ours
-        self.behind = lead < 4
-        if lead < 4:
+        self.longest_answer = 2 if lead < 0 else 4 if lead < 12 else 20
+        if lead < 12:
             self.in_flight = min(self.in_flight + 2, MOST)
-        elif lead > 16:
+        elif lead > 24:
             self.in_flight = max(self.in_flight - 1, LEAST)
 
 
@@ -100,7 +100,7 @@ class Traffic:
         body = {
             "rid": uuid.uuid4().hex, "input_ids": self.prompt(),
             "sampling_params": {
-                "max_new_tokens": self.dice.randint(1, 4 if self.pace.behind else 20),
+                "max_new_tokens": self.dice.randint(1, self.pace.longest_answer),
                 "temperature": self.dice.choice((0.0, 0.7)), "ignore_eos": True,
             },
         }  # fmt: skip
