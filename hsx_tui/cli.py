@@ -61,9 +61,14 @@ def _parser() -> argparse.ArgumentParser:
         ("--model-cache", Path),
         ("--shard-bytes", int),
         ("--concurrency", int),
+        ("--taps", _taps),
     ):
         d.add_argument(flag, type=kind, help=argparse.SUPPRESS)  # docs/demo.md
     return p
+
+
+def _taps(text: str) -> tuple[int, ...]:
+    return tuple(int(t) for t in text.split())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,7 +123,9 @@ def _demo_options(args: argparse.Namespace) -> Any:
     if when not in ("", "always"):
         raise UsageError(f"--sabotage {args.sabotage}", "after the colon only 'always' is known")
     more = {
-        k: getattr(args, k) for k in ("model", "shard_bytes", "concurrency") if getattr(args, k) is not None
+        k: getattr(args, k)
+        for k in ("model", "shard_bytes", "concurrency", "taps")
+        if getattr(args, k) is not None
     }
     return DemoOptions(
         workdir=(args.workdir or default_workdir()).absolute(),

@@ -246,13 +246,11 @@ class Demo:
         }
         return Launch(o.run, "extract", ["extract"], output=str(o.store), spec=spec)
 
-    async def verify(self) -> Mapping[str, Any]:
-        """The store read again on the host, every sample against a lone forward of the target."""
+    async def verify(self, *, recompute: bool) -> Mapping[str, Any]:
+        """The store read again on the host; ``recompute``: each sample against a lone forward, too."""
         o = self.options
-        what = Launch(
-            f"verify-{o.run}"[:40].rstrip("-"), "verify", ["verify", str(o.store), "--recompute", "--json"]
-        )
-        return await self.runs.finished(what)
+        args = ["verify", str(o.store), "--json", *(["--recompute"] if recompute else [])]
+        return await self.runs.finished(Launch(f"verify-{o.run}"[:40].rstrip("-"), "verify", args))
 
     async def stop_all(self) -> bool:
         """End everything of this work directory; False when nothing ran."""

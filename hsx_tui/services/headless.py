@@ -130,8 +130,9 @@ class Headless:
             error = how_it_ended(dict(status))
         if error is not None and error.exit_code is not ExitCode.FINDING and not self.options.store.exists():
             raise error
-        talk("[..] verify: every sample against a lone forward of the target")
-        report = await self.demo.verify()
+        # After a kill the store is read again, but not compared: the same command will do both at the end.
+        talk(f"[..] verify: {'hashes and accounting' if error else 'every sample against a lone forward'}")
+        report = await self.demo.verify(recompute=error is None)
         verified = report.get("verified") or {"samples": 0, "min_cosine": None}
         out: dict[str, Any] = {
             "schema_version": 1,

@@ -1,0 +1,1 @@
+"""Measurements, as ratios: run them by hand, keep the last tables in docs/benchmarks.md."""

@@ -1,0 +1,143 @@
+"""kill -9 of the engine, its supervisor, the SSH sessions and the console at random moments; then the same
+command again.
+
+Whatever was killed: the finished store has every row once, verify finds nothing, and no done row is taken
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from engine.store.store import read_index
+from hsx_tui.deploy.embedded import read_host
+from hsx_tui.services.demo import Demo
+from hsx_tui.services.demo_options import DemoOptions
+from tests.acceptance.cli import finish, start
+from tests.models import CACHE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+TARGETS = ("engine", "supervisor", "ssh", "console")
+
+
+def options(workdir: Path, samples: int, model: str, taps: tuple[int, ...]) -> DemoOptions:
+    return DemoOptions(workdir, CACHE, samples=samples, model=model, taps=taps)
+
+
+async def with_demo(o: DemoOptions, work: Callable[[Demo], Awaitable[Any]]) -> Any:
+    demo = Demo(o, lambda _message: None)
+    try:
+        return await work(demo)
+    finally:
+        await demo.close()
+
+
+def pids(o: DemoOptions) -> dict[str, int]:
+    """Of the run's engine and supervisor, as the run directory records them."""
+    import json
+
+    run = o.workdir / "home" / ".local" / "state" / "hsx" / "runs" / o.run
+    out = {}
+    for name, file in (("engine", "child.json"), ("supervisor", "sup.json")):
+        try:
+            out[name] = int(json.loads((run / file).read_bytes())["pid"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return out
+
+
+def strike(target: str, o: DemoOptions, console: int) -> None:
+    """Kill one of the four by its recorded pid."""
+    if target == "console":
+        os.kill(console, signal.SIGKILL)
+        return
+    if target == "ssh":
+        record = read_host(o.workdir)
+        assert record is not None
+        os.kill(int(record["pid"]), signal.SIGUSR1)  # the embedded host drops every connection
+        return
+    pid = pids(o).get(target)
+    if pid is not None:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+def storm(o: DemoOptions, flags: list[str], seed: int, most_s: float) -> None:
+    """Kill at random moments, repeat the command until it succeeds, check the store after each end."""
+    rng = random.Random(seed)
+    kept: dict[int, str] = {}
+    for attempt in range(12):
+        process = start(o.workdir, *flags)
+        targets = [rng.choice(TARGETS) for _ in range(rng.randint(1, 2))] if attempt < 2 else []
+        deadline = time.monotonic() + 120
+        while targets and time.monotonic() < deadline and process.poll() is None and not running(o):
+            time.sleep(0.1)
+        for target in targets:
+            time.sleep(rng.uniform(0.0, most_s))
+            if process.poll() is None:
+                strike(target, o, process.pid)
+        out = finish(process)
+        index, _ = read_index(o.store)
+        for row, name in kept.items():
+            assert index[row].rid == name, f"row {row} was done and was taken again"
+        kept = {row: line.rid for row, line in index.items()}
+        if out.code == 0:
+            break
+    else:
+        raise AssertionError(f"it never finished: {out.talk}")
+    assert sorted(kept) == list(range(out.result["dataset"]))
+    assert out.result["bad"] == []
+    assert out.result["verified"]["min_cosine"] >= 0.9999
+
+
+def running(o: DemoOptions) -> bool:
+    return (
+        len(pids(o)) == 2
+        and not (o.workdir / "home" / ".local" / "state" / "hsx" / "runs" / o.run / "exit.json").exists()
+    )
+
+
+@pytest.mark.tiny
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", range(17))
+def test_kills_on_a_tiny_model(tiny_workdir: Path, tiny_model: Path, seed: int) -> None:
+    samples = 30 + seed
+    flags = [
+        "--samples",
+        str(samples),
+        "--model",
+        str(tiny_model),
+        "--taps",
+        "1 3 4",
+        "--shard-bytes",
+        "65536",
+    ]
+    storm(options(tiny_workdir, samples, str(tiny_model), (1, 3, 4)), flags, seed, 4.0)
+
+
+@pytest.mark.smollm2
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_on_smollm2(smol_workdir: Path, seed: int) -> None:
+    samples = 12 + seed
+    flags = ["--samples", str(samples), "--shard-bytes", str(1 << 20)]
+    storm(options(smol_workdir, samples, "smollm2", (1, 14, 26)), flags, 100 + seed, 12.0)
+
+
+def test_the_demo_host_survives_its_console(tiny_workdir: Path, tiny_model: Path) -> None:
+    """After all the kills the host is still the same one, with its server."""
+    o = options(tiny_workdir, 30, str(tiny_model), (1, 3, 4))
+    states = asyncio.run(with_demo(o, lambda demo: demo.runs.all()))
+    assert [s["state"] for s in states if s["kind"] == "server"] == ["running"]
