@@ -64,13 +64,15 @@ class Pace:
     """How many are in flight, from the counters of the server."""
 
     in_flight: int = LEAST
+    longest_prompt: int = 120
     longest_answer: int = 4
     sent: int = 0
 
     def adapt(self, ours: int, foreign: int) -> None:
         """More while foreign requests are not clearly ahead of ours, fewer when they are."""
         lead = foreign - ours
-        self.longest_answer = 2 if lead < 0 else 4 if lead < 12 else 20
+        self.longest_prompt = 40 if lead < 4 else 120
+        self.longest_answer = 1 if lead < 4 else 4 if lead < 12 else 20
         if lead < 12:
             self.in_flight = min(self.in_flight + 2, MOST)
         elif lead > 24:
@@ -89,7 +91,7 @@ class Traffic:
     def prompt(self) -> list[int]:
         """5 to 120 token ids that share their beginning with others."""
         opening = self.dice.choice(_OPENINGS)
-        length = self.dice.randint(5, 120)
+        length = self.dice.randint(5, self.pace.longest_prompt)
         rest = [self.dice.randrange(100, 49000) for _ in range(max(length - len(opening), 0))]
         return [*opening, *rest][:length]
 

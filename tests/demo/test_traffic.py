@@ -64,10 +64,10 @@ def test_the_pace_follows_the_counters() -> None:
     pace = Pace()
     for _ in range(5):
         pace.adapt(ours=20, foreign=10)
-    assert pace.in_flight == MOST and pace.longest_answer == 2
+    assert pace.in_flight == MOST and (pace.longest_prompt, pace.longest_answer) == (40, 1)
     for _ in range(10):
         pace.adapt(ours=20, foreign=60)
-    assert pace.in_flight == LEAST and pace.longest_answer == 20
+    assert pace.in_flight == LEAST and (pace.longest_prompt, pace.longest_answer) == (40, 1)0
 
 
 async def test_prompts_share_beginnings_and_vary_in_length() -> None:
