@@ -87,8 +87,8 @@ class Extraction:
 
     @property
     def pending(self) -> int:
-        """Rows neither done nor waiting for their shard nor set aside."""
-        return len(self.samples) - len(self.store.done) - len(self.store.buffer) - len(self.store.quarantined)
+        """Rows neither done nor set aside: what waits for its shard is still pending."""
+        return len(self.samples) - len(self.store.done) - len(self.store.quarantined)
 
     def wake(self) -> None:
         """Look at ``stop`` again."""

@@ -101,7 +101,7 @@ class Report:
         *,
         force: bool = False,
     ) -> None:
-        """At most once a second, unless forced. ``done``: durable; ``buffered``: checked, not yet durable."""
+        """At most once a second, unless forced. ``done``: durable; ``buffered``: checked, still pending."""
         at = time.monotonic()
         if not force and at - self._last < 1.0:
             return
@@ -125,6 +125,8 @@ class Report:
             bytes=nbytes,
             errors=self.errors,
         )
+        if row < 0:
+            return  # nothing was extracted yet
         minutes = "?" if eta is None else f"{eta / 60:.0f}"
         say(
             f"[{row}] {self.extracted} extracted ({done + buffered} total), {samples:.2f} samples/s, "

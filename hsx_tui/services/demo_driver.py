@@ -142,7 +142,6 @@ class DemoDriver:
         """What an action will do now."""
         o, s = self.options, self._status
         facts = (
-            ("Host", "demo (embedded, this machine)"),
             ("Run", f"{o.run}  attempt {s.get('attempt', 0)}  {s.get('state', 'unknown')}"),
             ("Process", f"pid {s.get('pid') or '-'}"),
             ("Store", str(o.store)),

@@ -92,8 +92,9 @@ class Headless:
 
     async def _on_progress(self, event: Mapping[str, Any]) -> None:
         self._progress = event
-        done = int(event.get("done", 0)) + int(event.get("buffered", 0)) + int(event.get("quarantined", 0))
-        total = done + int(event.get("pending", 0))
+        settled = int(event.get("done", 0)) + int(event.get("quarantined", 0))
+        total = settled + int(event.get("pending", 0))
+        done = settled + int(event.get("buffered", 0))  # checked, though not durable yet
         percent = 100 * done / total if total else 0.0
         eta = event.get("eta_s")
         talk(
