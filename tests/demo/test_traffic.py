@@ -67,7 +67,7 @@ def test_the_pace_follows_the_counters() -> None:
     assert pace.in_flight == MOST and (pace.longest_prompt, pace.longest_answer) == (40, 1)
     for _ in range(10):
         pace.adapt(ours=20, foreign=60)
-    assert pace.in_flight == LEAST and (pace.longest_prompt, pace.longest_answer) == (40, 1)0
+    assert pace.in_flight == LEAST and (pace.longest_prompt, pace.longest_answer) == (120, 20)
 
 
 async def test_prompts_share_beginnings_and_vary_in_length() -> None:
