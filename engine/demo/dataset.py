@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.wire.durable import atomic_bytes
 from engine.wire.errors import DatasetError
 
 DATA = Path(__file__).parent / "data"
@@ -36,9 +37,7 @@ def assemble(answered: Path, out: Path) -> int:
     kinds = [_lines(answered), _lines(CONVERSATIONS), raw_rows()]
     out.parent.mkdir(parents=True, exist_ok=True)
     rows = interleave(kinds)
-    tmp = out.with_name(f".tmp-{out.name}")
-    tmp.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), encoding="utf-8")
-    tmp.replace(out)
+    atomic_bytes(out, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows).encode())
     return len(rows)
 
 

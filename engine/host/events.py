@@ -7,7 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from engine.host.files import write_all
+from engine.wire.durable import write_all
 from engine.wire.errors import LockedError, SpecError
 from engine.wire.events import MAX_LINE, decode, encode
 

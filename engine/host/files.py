@@ -1,55 +1,18 @@
-"""Files that survive crashes, full disks and planted symlinks: atomic writes, locks, private folders."""
+"""Files of the host: JSON records, locks, private folders. Durable writing itself is engine.wire.durable."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import secrets
 import stat
 from typing import TYPE_CHECKING, Any
 
+from engine.wire.durable import atomic_bytes
 from engine.wire.errors import Refused
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def fsync_folder(path: Path) -> None:
-    """Make the names in ``path`` durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``: a short write is how a full disk announces itself. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        written = os.write(fd, view)
-        if written == 0:
-            raise OSError(errno.ENOSPC, "nothing was written")
-        view = view[written:]
-
-
-def atomic_bytes(path: Path, data: bytes) -> None:
-    """Write ``path`` (0600) whole or not at all, durably. Raises OSError; leaves nothing behind then."""
-    tmp = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            write_all(fd, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        tmp.replace(path)
-    except BaseException:
-        tmp.unlink(missing_ok=True)
-        raise
-    fsync_folder(path.parent)
 
 
 def atomic_json(path: Path, obj: object) -> None:

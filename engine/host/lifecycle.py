@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.host import args as arg
-from engine.host.files import atomic_bytes, atomic_json, private_folder, read_json, try_lock
+from engine.host.files import atomic_json, private_folder, read_json, try_lock
 from engine.host.rundir import RunDir, run_status, state_root
 from engine.host.supervisor import adopt, start_supervisor
+from engine.wire.durable import atomic_bytes
 from engine.wire.errors import LockedError, Refused, SpecError
 from engine.wire.events import now_iso
 from engine.wire.procid import ProcessId

@@ -7,8 +7,9 @@ import re
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from engine.host import args as arg
-from engine.host.files import atomic_bytes, private_folder
+from engine.host.files import private_folder
 from engine.host.rundir import state_root
+from engine.wire.durable import atomic_bytes
 from engine.wire.errors import Refused, RemoteError, SpecError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.host.files import atomic_bytes, private_folder, read_json
+from engine.host.files import private_folder, read_json
+from engine.wire.durable import atomic_bytes
 from engine.wire.errors import Refused
 from engine.wire.ids import check_run
 from engine.wire.procid import ProcessId, boot_id

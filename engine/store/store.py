@@ -11,7 +11,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from engine.store.files import append_durably, write_atomic
+from engine.store.files import append_lines, write_atomic
 from engine.store.records import IndexLine, Record, parse_index_line
 from engine.store.shards import read_shard_lines, shard_number, shard_numbers, write_shard
 from engine.wire.errors import StoreError
@@ -87,7 +87,7 @@ class Store:
                 self.recovered += lines
 
     def _append(self, lines: list[IndexLine]) -> None:
-        append_durably(self.path / "index.jsonl", b"".join(line.encode() for line in lines))
+        append_lines(self.path / "index.jsonl", b"".join(line.encode() for line in lines))
         self.done.update((line.row, line) for line in lines)
 
     @property
@@ -152,4 +152,4 @@ class Store:
     def log_attempt(self, entry: Mapping[str, Any]) -> None:
         """A line in attempts.jsonl: what may change between attempts."""
         line = json.dumps({"at": now_iso(), **entry}, separators=(",", ":"), default=str).encode() + b"\n"
-        append_durably(self.path / "attempts.jsonl", line)
+        append_lines(self.path / "attempts.jsonl", line)

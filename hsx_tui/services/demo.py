@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.wire.durable import atomic_bytes
 from engine.wire.errors import DeadlineExceeded, HsxError, Refused
 from engine.wire.verbs import ENDED, LIVE
 from hsx_tui.deploy.embedded import ensure_host, host_address, read_host, stop_host
@@ -292,9 +293,7 @@ class Demo:
         except (OSError, ValueError):
             data = {}
         data[key] = {**(data.get(key) if isinstance(data.get(key), dict) else {}), **value}
-        tmp = self._memory.with_name(f".tmp-{os.getpid()}-demo.json")
-        tmp.write_text(json.dumps(data))
-        tmp.replace(self._memory)
+        atomic_bytes(self._memory, json.dumps(data).encode())
 
 
 def default_workdir() -> Path:

@@ -4,9 +4,9 @@ host."""
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
+from engine.wire.durable import atomic_bytes
 from hsx_tui.deploy.embedded import read_host
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def write_config(o: DemoOptions, url: str, dump_dir: str) -> Path:
     for name, table in tables.items():
         text += f"\n[{name}]\n" + "".join(f"{k} = {_toml(v)}\n" for k, v in table.items())
     path = o.workdir / "config.toml"
-    tmp = path.with_name(f".tmp-{os.getpid()}-config.toml")
-    tmp.write_text(text, encoding="utf-8")
-    tmp.replace(path)
+    atomic_bytes(path, text.encode())
     return path
 
 
