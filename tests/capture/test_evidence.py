@@ -78,6 +78,46 @@ def test_each_way_to_be_wrong_is_named(lowest: LowestLayers, n: int) -> None:
     assert cause(tail, flying) == (Cause.NEIGHBOUR, n - k, n - 1)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_part_of_another_at_the_same_places_is_no_swap(lowest: LowestLayers, dtype: str) -> None:
+    """A swap leaves nothing of the sample's own but a prefix that both share."""
+    prefix, half = ids(20, 3), 30
+    mine, theirs = prefix + ids(40, 1), prefix + ids(40, 2)
+    truth, other = lowest.states(mine), lowest.states(theirs)
+    flying = [Other("row 5", other, True)]
+
+    def cause(states: torch.Tensor) -> tuple[Cause, int, int]:
+        _, wrong = judge(states.to(getattr(torch, dtype)), truth, dtype, flying)
+        assert wrong is not None
+        return wrong.cause, wrong.first_row, wrong.last_row
+
+    assert cause(other) == (Cause.SWAPPED, 20, 59)
+    assert cause(torch.cat([truth[:half], other[half:]])) == (Cause.NEIGHBOUR, half, 59)
+    assert cause(torch.cat([truth[:half], other[half:50], truth[50:]])) == (Cause.NEIGHBOUR, half, 49)
+
+
+def test_the_best_fit_is_named_and_not_the_first(lowest: LowestLayers) -> None:
+    """A bystander that begins like the culprit has more than half of the wrong rows too."""
+    begin = ids(30, 4)
+    culprit, bystander = lowest.states(begin + ids(10, 5)), lowest.states(begin + ids(10, 6))
+    others = [Other("row 7", bystander, True), Other("row 8", culprit, False)]
+    _, wrong = judge(culprit, lowest.states(ids(40, 1)), "float32", others)
+    assert wrong is not None
+    assert (wrong.cause, wrong.whose) == (Cause.STALE, "row 8, answered before")
+
+
+def test_the_smallest_difference_between_two_samples_is_seen_in_float32() -> None:
+    """Wrong rows were measured down to a relative error of 0.0034 (docs/evidence.md); right ones to 1e-6."""
+    truth = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+    noise = torch.nn.functional.normalize(torch.randn(6, 64), dim=-1) * truth.norm(dim=-1, keepdim=True)
+    assert judge(truth + 1e-6 * noise, truth, "float32")[1] is None
+    _, wrong = judge(truth + 0.0033 * noise, truth, "float32")
+    assert wrong is not None
+    assert wrong.rows == 6
+    assert judge(truth + 0.017 * noise, truth, "bfloat16")[1] is None
+    assert judge(truth + 0.035 * noise, truth, "bfloat16")[1] is not None
+
+
 def test_a_single_wrong_row_is_seen(lowest: LowestLayers) -> None:
     truth = lowest.states(ids(50, 1))
     for row in (0, 20, 49):
