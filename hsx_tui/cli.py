@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import traceback
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from engine.wire.errors import ExitCode, HsxError, UsageError
+from hsx_tui.commands import parsers
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
 T = TypeVar("T")
 
@@ -32,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     p = _Parser("hsx-console", description="A terminal operations console for hidden-state extraction.")
     p.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     p.add_argument("--replay", type=Path, metavar="FILE", help="play a recorded session on the screen")
+    parsers.add_shared(p, top=True)
     verbs = p.add_subparsers(dest="verb", metavar="VERB")
     d = verbs.add_parser("demo", help="the main job on the embedded host; with the screen unless --headless")
     d.add_argument("--headless", action="store_true", help="no screen: lines on stderr")
@@ -64,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--taps", _taps),
     ):
         d.add_argument(flag, type=kind, help=argparse.SUPPRESS)  # docs/demo.md
+    parsers.add_verbs(verbs)
     return p
 
 
@@ -83,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("hsx-console: interrupted; a run on the host goes on\n")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
+        # Whoever read our data has left; what is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FINDING
     except Exception:
         return _defect()
@@ -93,7 +99,27 @@ def _dispatch(args: argparse.Namespace) -> ExitCode | int:
         return _demo(args)
     if args.replay is not None:
         return _replay(args.replay, args.ascii)
-    raise UsageError("no verb", "this version has one: demo", "run hsx-console demo, or see --help")
+    if args.verb is None:
+        raise UsageError(
+            "no verb", "this version has a screen for the demo only", "run hsx-console demo, or see --help"
+        )
+    parsers.refuse_later(args.verb)
+    return _run(_verb(args.verb)(args))
+
+
+def _verb(name: str) -> Callable[[argparse.Namespace], Coroutine[Any, Any, ExitCode]]:
+    """The coroutine of a verb without a screen, loaded when it is asked for."""
+    if name == "watch":
+        from hsx_tui.commands.watch import watch
+
+        return watch
+    if name == "run":
+        from hsx_tui.commands.runs import run
+
+        return run
+    from hsx_tui.commands import status
+
+    return {"status": status.status, "deploy": status.deploy}[name]
 
 
 def _demo(args: argparse.Namespace) -> ExitCode | int:
