@@ -54,6 +54,14 @@ class Cell:
         return f"{len(self.worst) - len(self.accepted)}/{len(self.worst)}"
 
 
+
+def judged(post: torch.Tensor, head_rows: torch.Tensor, ids: Sequence[int]) -> tuple[float, str]:
+    """(win rate, verdict) as the product judges it."""
+    rate, pairs = win_rate(post, head_rows, ids)
+    beside = max(win_rate(post, head_rows, ids, offset)[0] for offset in (-1, 1))
+    return rate, VERDICT[judge_win_rate(rate, pairs, beside)]
+
+
 class Evidence:
     """The measurement over all samples."""
 
@@ -221,10 +229,9 @@ class Evidence:
                     if name and placed is None:
                         continue
                     post = placed.gather(self.taken.last) if placed else self.taken.last[a]
-                    rate, pairs = win_rate(post, heads[a], self.samples[a].ids)
-                    rounded, _ = win_rate(post.bfloat16(), heads[a], self.samples[a].ids)
-                    verdict = VERDICT[judge_win_rate(rate, pairs)]
-                    changed += verdict != VERDICT[judge_win_rate(rounded, pairs)]
+                    rate, verdict = judged(post, heads[a], self.samples[a].ids)
+                    rounded, again = judged(post.bfloat16(), heads[a], self.samples[a].ids)
+                    changed += verdict != again
                     largest = max(largest, abs(rate - rounded))
                     rates.append(rate)
                     seen[verdict] += 1

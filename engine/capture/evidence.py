@@ -28,10 +28,19 @@ SmolLM2: <= 1e-6 in float32, <= 1.7e-2 where the server computes in bfloat16. Wr
 0.5 % above 3e-2; the worst row of a wrong sample: >= 0.6, unless its last row alone is wrong
 (docs/evidence.md)."""
 
-WIN_ACCEPT, WIN_REFUSE = 0.80, 0.60
+DOUBT = {"float32": 2e-3, "bfloat16": 0.1, "float16": 2e-2}
+"""Up to this worst row error a sample beyond the tolerance is taken again alone instead of refused at
+once: deeper
+lowest taps of a server that computes in half precision reach 0.065 on right rows (docs/evidence.md). In
+float32 there
+is no doubt."""
+
+WIN_ACCEPT, WIN_SHIFTED = 0.80, 0.85
 """Right samples: 0.79 / 0.93 / 0.97 (min, median, max), but 0.32 to 0.41 on raw ids; shifted 0.30 to 0.56,
-swapped 0.49 to 0.77, second half foreign 0.65 to 0.87 (docs/evidence.md). Between the two bounds nothing is
-decided and the sample is taken again alone."""
+swapped
+0.49 to 0.77, second half foreign 0.65 to 0.87. Judged one place beside, shifted states reach 0.79 to 0.97
+and right
+chats at most 0.57 (docs/evidence.md). A low rate alone decides nothing: the sample is taken again alone."""
 
 WIN_LEAST_PAIRS = 32
 
@@ -150,13 +159,14 @@ def _places(rows: Tensor, truth: Tensor, tolerance: float) -> tuple[Tensor, floa
     return nearest, float(hits.float().mean())
 
 
-def win_rate(post: Tensor, head_rows: Tensor, input_ids: Sequence[int]) -> tuple[float, int]:
-    """(share of pairs won, pairs).
+def win_rate(post: Tensor, head_rows: Tensor, input_ids: Sequence[int], offset: int = 0) -> tuple[float, int]:
+    """(share of pairs won, pairs): row i's logit for token i+1+offset against those of the tokens beside it.
 
     Args:
         post: [S, H] states after the final norm.
         head_rows: [S, H], the lm_head row of each of the sample's own tokens.
         input_ids: [S].
+        offset: 0 for right states; -1 fits states that are one row late, +1 those that are one early.
     """
     import torch
 
@@ -168,19 +178,27 @@ def win_rate(post: Tensor, head_rows: Tensor, input_ids: Sequence[int]) -> tuple
         return (x[i] * w[place]).sum(-1)  # only the band beside the diagonal, never [S, S]
 
     wins = pairs = 0
+    ahead = 1 + offset
     for d in (-2, -1, 1, 2):
-        first, end = max(0, -1 - d), min(n - 1, n - 1 - d)
+        first = max(0, -ahead, -ahead - d)
+        end = min(n, n - ahead, n - ahead - d)
         if end <= first:
             continue
         i = torch.arange(first, end)
-        decided = ids[i + 1] != ids[i + 1 + d]
-        wins += int(((logit(i, i + 1) > logit(i, i + 1 + d)) & decided).sum())
+        decided = ids[i + ahead] != ids[i + ahead + d]
+        wins += int(((logit(i, i + ahead) > logit(i, i + ahead + d)) & decided).sum())
         pairs += int(decided.sum())
     return (wins / pairs if pairs else 0.0), pairs
 
 
-def judge_win_rate(rate: float, pairs: int) -> bool | None:
-    """True: they belong; False: they do not; None: undecidable, take the sample again alone."""
+def judge_win_rate(rate: float, pairs: int, beside: float) -> bool | None:
+    """True: they belong; False: they are shifted; None: undecidable, take the sample again alone.
+
+    Args:
+        beside: the larger of the rates one place late and one early.
+    """
     if pairs < WIN_LEAST_PAIRS:
         return None
-    return True if rate >= WIN_ACCEPT else False if rate < WIN_REFUSE else None
+    if rate >= WIN_ACCEPT:
+        return True
+    return False if beside >= WIN_SHIFTED else None

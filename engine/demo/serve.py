@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from typing import TYPE_CHECKING
 
 from engine.demo.flags import Flags, parse_flags
@@ -33,18 +32,8 @@ GRACE_S = 10.0
 
 
 def main(argv: list[str]) -> int:
-    """Run the server until SIGTERM or SIGINT; returns the exit code. One line on stderr says what went
-    wrong."""
-    try:
-        return _serve(parse_flags(argv))
-    except HsxError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return int(error.exit_code)
-    except KeyboardInterrupt:  # while it was loading
-        return int(ExitCode.INTERRUPTED)
-
-
-def _serve(flags: Flags) -> int:
+    """Run the server until SIGTERM or SIGINT; returns the exit code. Raises HsxError."""
+    flags = parse_flags(argv)
     from engine.demo.loading import check_dump_dir, check_taps, load
     from engine.demo.logs import set_up
 

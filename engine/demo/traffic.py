@@ -19,7 +19,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from engine.wire.errors import ExitCode, HsxError, UsageError
+from engine.wire.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     import httpx
@@ -159,20 +159,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str]) -> int:
-    """Send requests until the end; returns the exit code."""
+    """Send requests until the end; returns the exit code. Raises HsxError."""
     p = _Parser(prog="python -m engine demo traffic", description="Foreign requests on a server.")
     p.add_argument("--url", required=True)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--max-seconds", type=float, default=3600.0)
     p.add_argument("--gone-seconds", type=float, default=GONE_S, help="end when the server is silent so long")
-    try:
-        a = p.parse_args(argv)
-        return asyncio.run(_run(a.url, a.seed, a.max_seconds, a.gone_seconds))
-    except HsxError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        return int(ExitCode.INTERRUPTED)
+    a = p.parse_args(argv)
+    return asyncio.run(_run(a.url, a.seed, a.max_seconds, a.gone_seconds))
 
 
 async def _run(url: str, seed: int, max_seconds: float, gone_s: float) -> int:

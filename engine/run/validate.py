@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.capture.checks import Expected, check_states, chosen_last
-from engine.capture.evidence import Other, judge, judge_win_rate, win_rate
+from engine.capture.evidence import DOUBT, WIN_ACCEPT, Other, judge, judge_win_rate, win_rate
 from engine.capture.states import Finding, States
 from engine.store.records import Record, raw_bytes
 from engine.wire.causes import Cause
@@ -97,8 +97,11 @@ class Validator:
     ) -> tuple[dict[str, Any], Finding | None, str]:
         truth = self._truth(sample)
         value, wrong = judge(taps[:, 0], truth, self.dtype)
+        evidence = {"kind": "recompute", "value": round(value, 8)}
         if wrong is None:
-            return {"kind": "recompute", "value": round(value, 8)}, None, ""
+            return evidence, None, ""
+        if value <= DOUBT[self.dtype]:
+            return evidence, None, f"the lowest tap differs by {value:.3g}, more than rounding should"
         near = {s.row for s in flying}
         others = [Other(f"row {s.row}", self._truth(s), True) for s in flying if s.row != sample.row]
         others += [
@@ -118,16 +121,14 @@ class Validator:
             post = self._norm(states.pre)
         if post is None:
             return {"kind": "win_rate", "value": 0.0}, None, "the source gives no last state"
-        rate, pairs = win_rate(post, self._head.rows(sample.input_ids), sample.input_ids)
-        evidence = {"kind": "win_rate", "value": round(rate, 6), "pairs": pairs}
-        verdict = judge_win_rate(rate, pairs)
+        head, ids = self._head.rows(sample.input_ids), sample.input_ids
+        rate, pairs = win_rate(post, head, ids)
+        beside = max(win_rate(post, head, ids, offset)[0] for offset in (-1, 1))
+        evidence = {"kind": "win_rate", "value": round(rate, 6), "pairs": pairs, "beside": round(beside, 6)}
+        verdict = judge_win_rate(rate, pairs, beside)
         if verdict is False:
-            n = len(sample.input_ids)
-            return (
-                {},
-                Finding(Cause.EVIDENCE_LOW, round(rate, 4), None, {**evidence, "tokens": n}, states),
-                "",
-            )
+            finding = Finding(Cause.SHIFTED, round(rate, 4), WIN_ACCEPT, evidence, states)
+            return {}, finding, ""
         return evidence, None, "" if verdict else "the win rate does not decide"
 
     def _truth(self, sample: Sample) -> Tensor:

@@ -33,8 +33,24 @@ if TYPE_CHECKING:
 Post = Callable[[Message], None]
 
 LOAD_DEADLINE_S = 900.0
+_PROCESS = re.compile(rb"Started server process \[(\d{1,10})\]")
 _LISTENS = re.compile(rb"Uvicorn running on (http://127\.0\.0\.1:\d{1,5})")
 TRAFFIC = "traffic"
+
+
+class ListeningLine:
+    """Finds where the server process ``pid`` listens, in a log that earlier processes wrote to, too."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._writing: int | None = None
+
+    def feed(self, line: bytes) -> str | None:
+        """The address, once its line comes."""
+        if started := _PROCESS.search(line):
+            self._writing = int(started[1])
+        listens = _LISTENS.search(line)
+        return listens[1].decode() if listens and self._writing == self._pid else None
 
 
 class Demo:
@@ -64,7 +80,7 @@ class Demo:
         await self._step("dataset", self._dataset)
         if self.options.foreign_traffic:
             await self._step("foreign traffic", self._traffic)
-        self._write_config()
+        await self._write_config()
 
     async def _step(self, name: str, work: Callable[[], Awaitable[str]], *, quiet: bool = False) -> None:
         if not quiet:
@@ -155,17 +171,31 @@ class Demo:
         return path
 
     async def _wait_listening(self, run: str) -> str:
-        """The address that the server's own log names."""
+        """The address that the server's own log names. The log goes on over attempts, so the line must be
+        that of the process that runs now."""
+        pid = await self._pid(run)
+        found = ListeningLine(pid)
         async with asyncio.timeout(LOAD_DEADLINE_S):
             async for item in follow(self.link.session, run, "stdio.log"):
                 if isinstance(item, Batch) and item.lines:
                     self.post(ServerLog([clean(line.decode(errors="replace")) for line in item.lines]))
-                    found = [m[1].decode() for line in item.lines if (m := _LISTENS.search(line))]
-                    if found:
-                        return found[-1]
+                    for line in item.lines:
+                        url = found.feed(line)
+                        if url is not None:
+                            return url
                 if isinstance(item, Eof):
                     break
         raise self._server_failed(await self.runs.status(run))
+
+    async def _pid(self, run: str) -> int:
+        """The process of the run, as soon as it has one."""
+        while True:
+            status = await self.runs.status(run)
+            if isinstance(status.get("pid"), int):
+                return int(status["pid"])
+            if status["state"] in ENDED:
+                raise self._server_failed(status)
+            await asyncio.sleep(0.1)
 
     async def _wait_ready(self, run: str) -> None:
         """/ready answers 200; never /health, which generates."""
@@ -272,9 +302,11 @@ class Demo:
         """Give the connection back; what runs on the host goes on."""
         await self.link.close()
 
-    def _write_config(self) -> None:
+    async def _write_config(self) -> None:
+        rows = self.options.samples or self._recall("rows").get(self.options.dataset_run)
+        model = await self.model()
         try:
-            write_config(self.options, str(self.url), self.dump_dir)
+            write_config(self.options, str(self.url), self.dump_dir, model, int(rows or 1))
         except OSError as error:
             self.post(Notice("warning", f"config.toml of the demo could not be written: {error.strerror}"))
 

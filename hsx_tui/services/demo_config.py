@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hsx_tui.services.demo_options import DemoOptions
 
 
-def write_config(o: DemoOptions, url: str, dump_dir: str) -> Path:
-    """Write WORKDIR/config.toml atomically; returns its path."""
+def write_config(o: DemoOptions, url: str, dump_dir: str, model: str, rows: int) -> Path:
+    """Write WORKDIR/config.toml atomically; returns its path. ``model``: the folder as the server has it."""
     record = read_host(o.workdir) or {}
     keys = o.workdir.absolute() / "keys"
     tables: dict[str, dict[str, object]] = {
@@ -36,11 +36,14 @@ def write_config(o: DemoOptions, url: str, dump_dir: str) -> Path:
             "dump_dir": dump_dir,
             "dump_mode": "rid",
         },
-        "targets.demo": {"model": o.model, "taps": list(o.taps), "last": "pre", "dtype": "bfloat16"},
+        "targets.demo": {"model": model, "taps": list(o.taps), "last": "pre", "dtype": "bfloat16"},
         "datasets.demo": {"path": str(o.dataset), "max_tokens": 2047},
         f"runs.{o.run}": {
             "source": "server",
+            "server": "demo",
+            "target": "demo",
             "dataset": "demo",
+            "rows": [0, rows],
             "store": str(o.store),
             "concurrency": o.concurrency,
         },

@@ -82,7 +82,7 @@ def test_the_configuration_that_the_demo_writes_serves_every_verb(
     demo_host: DemoHost, tmp_path: Path
 ) -> None:
     options = DemoOptions(workdir=demo_host.workdir, model_cache=tmp_path, samples=4)
-    config = demo_config(options, "http://127.0.0.1:9", "/dev/shm/hsx-no")
+    config = demo_config(options, "http://127.0.0.1:9", "/dev/shm/hsx-no", "/m", 4)
     ended = hsx("status", "--json", "--config", config)
     assert (ended.code, [host["host"] for host in ended.data["hosts"]]) == (0, ["demo"])
     assert options.run in {

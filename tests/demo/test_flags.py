@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.demo import serve as serve_module
+from engine.__main__ import main
 from engine.demo.flags import parse_flags
 from engine.wire.errors import Refused, UsageError
 
@@ -48,14 +48,14 @@ def test_a_bad_flag_is_a_usage_error(argv: list[str], text: str, capsys: pytest.
     with pytest.raises(UsageError) as error:
         parse_flags(argv)
     assert text in str(error.value)
-    assert serve_module.main(argv) == 2
+    assert main(["demo", "serve", *argv]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1
+    assert err.startswith("engine: ") and err.count("\n") == 1
 
 
 def test_taps_and_context_are_compared_with_the_model(tiny: Path, tmp_path: Path) -> None:
     code, err = serve("--model", str(tiny), "--dump-dir", str(tmp_path / "d"), "--taps", "1 6")
-    assert code == 2 and err == "error: tap 6: the model has layers 0 to 5. Choose other --taps\n"
+    assert code == 2 and err == "engine: tap 6: the model has layers 0 to 5. Choose other --taps\n"
     code, err = serve(
         "--model", str(tiny), "--dump-dir", str(tmp_path / "d"), "--taps", "1", "--context-length", "9000"
     )
@@ -71,7 +71,7 @@ def test_a_damaged_model_is_one_line(tiny: Path, tmp_path: Path) -> None:
     code, err = serve("--model", str(broken), "--dump-dir", str(tmp_path / "d"), "--taps", "1")
     assert code == 2
     assert "Traceback" not in err and err.splitlines()[-1].startswith(
-        f"error: the model in {broken} cannot be loaded"
+        f"engine: the model in {broken} cannot be loaded"
     )
 
 
