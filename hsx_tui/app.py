@@ -130,7 +130,7 @@ class HsxApp(App[None], inherit_bindings=False):
         lines = log_lines(self.state, message, f"{self._wall():%H:%M:%S}")
         self.state = reduce(self.state, message, self._clock())
         self._overview.log_view.feed(lines)
-        if not self._drawing and self.is_running:
+        if not self._drawing:
             self._drawing = True
             self.set_timer(1 / self._hz, self._draw)
 

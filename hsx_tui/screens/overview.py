@@ -88,7 +88,8 @@ class OverviewScreen(GuardedScreen):
             self.set_class(name == layout, name)
         note = f"hsx: {width}x{height} too small, need {LEAST[0]}x{LEAST[1]}"
         self.query_one("#too-small", Static).update(note)
-        self.call_after_refresh(self.show, self._state, self._clock)
+        # What is newest by then, not what is newest now, must be drawn.
+        self.call_after_refresh(lambda: self.show(self._state, self._clock))
 
     def show(self, state: ConsoleState, clock: str) -> None:
         """Draw ``state``; ``clock`` is the time of day for the header."""

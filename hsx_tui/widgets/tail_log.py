@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Size
@@ -121,12 +122,20 @@ class TailLog(ScrollView, can_focus=True):
             self.set_follow(True)
             return
         if action_id in ("log.left", "log.right"):
-            self._left = max(0, self._left + (STEP if action_id == "log.right" else -STEP))
-            self.refresh()
+            self._sideways(STEP if action_id == "log.right" else -STEP)
             return
         page = max(1, self.scrollable_content_region.height - 1)
         rows = {"log.up": -1, "log.down": 1, "log.page_up": -page, "log.page_down": page}.get(action_id)
         self._move(-len(self._lines) if rows is None else rows)
+
+    def _sideways(self, cells: int) -> None:
+        """Never further than the end of the longest line in view."""
+        top, height = round(self.scroll_offset.y), self.scrollable_content_region.height
+        shown = list(self._lines)[top : top + height]
+        longest = max((sum(cell_len(t) for t, _ in self._styled(line)) for line in shown), default=0)
+        most = max(0, longest - self.scrollable_content_region.width)
+        self._left = min(max(0, self._left + cells), most)
+        self.refresh()
 
     def _move(self, rows: int) -> None:
         target = min(self.max_scroll_y, max(0, round(self.scroll_offset.y) + rows))

@@ -292,7 +292,7 @@ json_value = st.recursive(
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12),
         st.sampled_from(["2026-11-30T12:00:00Z", "demo", "running", "exited", "-1", "1e400"]),
     ),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )  # fmt: skip
 FACTS = ("at", "hostname", "uptime_s", "load", "cpus", "memory", "disks", "shm", "gpus", "server", "runs")
