@@ -124,7 +124,6 @@ async def test_a_backlog_of_a_million_lines_is_a_tail() -> None:
         assert time.process_time() - began < 3.0  # 100,000 lines: 30 us each at the very most
         assert log.seen == 100_100
         assert log.first == 90_100
-        del block
 
 
 async def test_wide_and_joined_characters_keep_the_border_straight() -> None:
