@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT_VERSION = 1
+_LOCKS = (".hsx.lock", ".hsx.owner")
 Manifest = dict[str, Any]
 
 
@@ -65,19 +66,22 @@ def read_manifest(store: Path) -> Manifest | None:
     return data
 
 
-def claim(store: Path, wanted: Manifest) -> Manifest:
-    """Write the manifest, or compare with the one that is there: IdentityError lists every difference."""
+def check(store: Path, wanted: Manifest) -> bool:
+    """Whether the store has its manifest, and it says what ``wanted`` says. Changes nothing.
+
+    Raises IdentityError when they differ (every difference is listed) or when a folder without a manifest
+    has files of another's.
+    """
     found = read_manifest(store)
     if found is None:
-        if store.exists() and any(p.name not in (".hsx.lock", ".hsx.owner") for p in store.iterdir()):
+        foreign = [p.name for p in _entries(store) if p.name not in _LOCKS and not _is_leftover(p)]
+        if foreign:
             raise IdentityError(
                 f"{store} has files but no manifest",
-                "it is not a store, or its manifest was lost",
+                f"it is not a store, or its manifest was lost (there is {min(foreign)})",
                 "choose an empty folder",
             )
-        store.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(store / "manifest.json", json.dumps(wanted, indent=1, sort_keys=True).encode() + b"\n")
-        return wanted
+        return False
     differ = differences(found, wanted)
     if differ:
         raise IdentityError(
@@ -85,7 +89,33 @@ def claim(store: Path, wanted: Manifest) -> Manifest:
             "; ".join(differ),
             "choose another store, or run with what it was made from",
         )
+    return True
+
+
+def claim(store: Path, wanted: Manifest) -> Manifest:
+    """Write the manifest, or compare with the one that is there; gives back what the store has now.
+
+    Raises IdentityError as ``check`` does, and then nothing was changed; StoreError.
+    """
+    if not check(store, wanted):
+        for entry in _entries(store):
+            if _is_leftover(entry):
+                entry.unlink(missing_ok=True)
+        store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(store / "manifest.json", json.dumps(wanted, indent=1, sort_keys=True).encode() + b"\n")
+        return wanted
+    found = read_manifest(store)
+    assert found is not None
     return found
+
+
+def _entries(store: Path) -> list[Path]:
+    return list(store.iterdir()) if store.exists() else []
+
+
+def _is_leftover(path: Path) -> bool:
+    """A file that a kill in the middle of an atomic write left."""
+    return path.name.startswith(".tmp-") and not path.is_symlink() and path.is_file()
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:

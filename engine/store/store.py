@@ -11,7 +11,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from engine.store.files import append_lines, write_atomic
+from engine.store.aside import remove_aside, rows_aside, write_aside
+from engine.store.files import append_lines
 from engine.store.records import IndexLine, Record, parse_index_line
 from engine.store.shards import read_shard_lines, shard_number, shard_numbers, write_shard
 from engine.wire.errors import StoreError
@@ -73,7 +74,7 @@ class Store:
             tmp.unlink()
         self._next = max(shard_numbers(path), default=-1) + 1
         self._recover()
-        self.quarantined = {int(p.stem) for p in (path / "quarantine").glob("*.json")} - set(self.done)
+        self.quarantined = rows_aside(path) - set(self.done)
 
     def _recover(self) -> None:
         """Append the lines of shards that were durable before their lines were (only the newest can be)."""
@@ -131,22 +132,12 @@ class Store:
     def _release(self, row: int) -> None:
         """A row that is done now is no longer set aside."""
         if row in self.quarantined:
-            for suffix in (".json", ".safetensors"):
-                (self.path / "quarantine" / f"{row:08d}{suffix}").unlink(missing_ok=True)
+            remove_aside(self.path, row)
             self.quarantined.discard(row)
 
     def quarantine(self, row: int, entry: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> None:
         """Set a row aside with its cause and evidence (and its tensors where there were some)."""
-        from safetensors.torch import save
-
-        folder = self.path / "quarantine"
-        folder.mkdir(exist_ok=True, mode=0o700)
-        if tensors:
-            write_atomic(
-                folder / f"{row:08d}.safetensors", save({k: t.contiguous() for k, t in tensors.items()})
-            )
-        entry = {"row": row, **entry, "at": now_iso()}
-        write_atomic(folder / f"{row:08d}.json", json.dumps(entry, indent=1, default=str).encode() + b"\n")
+        write_aside(self.path, row, entry, tensors)
         self.quarantined.add(row)
 
     def log_attempt(self, entry: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from engine.store.aside import rows_aside
 from engine.store.identity import read_manifest
 from engine.store.records import IndexLine, parse_index_line, tensors_sha256
 from engine.store.shards import open_shard, sample_tensors
@@ -80,7 +81,7 @@ def verify_store(
                         report.bad.append((line.row, reason))
         except StoreError as error:
             report.bad += [(line.row, str(error)) for line in members]
-    set_aside = {int(p.stem) for p in (path / "quarantine").glob("*.json")}
+    set_aside = rows_aside(path)
     report.bad += [(row, "both done and in quarantine") for row in sorted(set_aside & set(lines))]
     report.quarantined = len(set_aside - set(lines))
     if report.pending < 0:

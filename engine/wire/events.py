@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Mapping
+from typing import Any
 
 from engine.wire.errors import SpecError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TYPES = frozenset(
     {
@@ -44,11 +43,26 @@ def now_iso() -> str:
     return t.strftime("%Y-%m-%dT%H:%M:%S.") + f"{t.microsecond // 1000:03d}Z"
 
 
+def json_safe(value: Any) -> Any:
+    """``value`` with its non-finite numbers as the strings "inf", "-inf" and "nan", and its keys as strings.
+
+    JSON has no such numbers, and what a faulty server sends must still be told.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        return {str(json_safe(k)): json_safe(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(v) for v in value]
+    return value
+
+
 def encode(seq: int, kind: str, fields: Mapping[str, Any]) -> bytes:
-    """One line, newline included. Raises SpecError for an unknown type."""
+    """One line, newline included; numbers as ``json_safe`` has them. Raises SpecError for an unknown
+    type."""
     if kind not in TYPES:
         raise SpecError(f"unknown event type {kind!r}")
-    event = {"seq": seq, "at": now_iso(), "type": kind, **fields}
+    event = json_safe({"seq": seq, "at": now_iso(), "type": kind, **fields})
     return json.dumps(event, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 

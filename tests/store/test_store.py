@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from engine.store.identity import build_manifest, claim, differences, read_manifest
+from engine.store.identity import build_manifest, check, claim, differences, read_manifest
 from engine.store.records import Record
 from engine.store.shards import open_shard, sample_tensors
 from engine.store.store import Store, read_index
@@ -185,6 +186,54 @@ def test_a_folder_with_files_is_no_store(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["photo.jpg"]
     with pytest.raises(UsageError, match="is not a store"):
         report(tmp_path)
+
+
+def test_what_a_kill_in_the_manifests_write_left_is_no_foreign_file(tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    store.mkdir()
+    (store / ".hsx.lock").touch()
+    (store / ".tmp-0a1b2c3d4e5f-manifest.json").write_bytes(b"{")
+    assert check(store, manifest()) is False
+    assert len(os.listdir(store)) == 2
+    claim(store, manifest())
+    assert sorted(os.listdir(store)) == [".hsx.lock", "manifest.json"]
+
+
+def test_check_compares_and_changes_nothing(tmp_path: Path) -> None:
+    store = tmp_path / "a" / "s"
+    assert check(store, manifest()) is False
+    assert os.listdir(tmp_path) == []
+    claim(store, manifest())
+    before = (store / "manifest.json").stat()
+    assert check(store, manifest()) is True
+    with pytest.raises(IdentityError, match="dtype: the store has 'bfloat16'"):
+        check(store, manifest(dtype="float32"))
+    assert (store / "manifest.json").stat() == before
+    foreign = tmp_path / "foreign"
+    (foreign / ".tmp-folder").mkdir(parents=True)
+    with pytest.raises(IdentityError, match="no manifest"):
+        check(foreign, manifest())
+
+
+@pytest.mark.parametrize("name", [".tmp-abc-00000001.json", "notes.json", "1.json", "00000001.json~"])
+def test_what_is_no_entry_of_the_quarantine_does_not_count(path: Path, name: str) -> None:
+    Store(path).quarantine(2, {"cause": "swapped"}, None)
+    (path / "quarantine" / name).write_bytes(b"{}")
+    found = report(path)
+    assert (found.quarantined, found.bad) == (1, [])
+    assert Store(path).quarantined == {2}
+
+
+def test_an_entry_is_valid_json_whatever_the_evidence_holds(path: Path) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    evidence = {"row_error": [math.inf, -math.inf, {"least": math.nan}], "at": path, 3: (torch.tensor(1),)}
+    Store(path).quarantine(2, {"cause": "corrupt", "evidence": evidence}, None)
+    entry = json.loads((path / "quarantine" / "00000002.json").read_bytes(), parse_constant=refuse)
+    assert entry["evidence"]["row_error"] == ["inf", "-inf", {"least": "nan"}]
+    assert entry["evidence"]["at"] == str(path)
+    assert entry["row"] == 2
 
 
 def test_a_newer_format_is_refused(path: Path) -> None:
