@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,33 +40,73 @@ class Row:
     loss_mask: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True)
+class _Stamp:
+    """What tells a file from another, and from what it was."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> _Stamp:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 class RowFile:
-    """The lines of a dataset file. ``sha256`` is over the raw bytes; it is the dataset's identity."""
+    """The lines of a dataset file. ``sha256`` is over the raw bytes; it is the dataset's identity.
+
+    The file stays open, and each read makes sure that it is still the one that was scanned: the offsets are
+    worth nothing in another.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offsets: list[tuple[int, int]] = []
-        digest = hashlib.sha256()
-        at = 0
         try:
-            with path.open("rb") as f:
-                for number, line in enumerate(f):
-                    digest.update(line)
-                    if not line.strip():
-                        raise _bad(path, number, "the line is blank", "remove it: every line is a sample")
-                    self.offsets.append((at, len(line)))
-                    at += len(line)
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._fd)
+            self._stamp = _Stamp.of(os.fstat(self._fd))
+            self.sha256 = self._scan()
         except OSError as error:
             raise DatasetError(
                 f"cannot read the dataset {path}",
                 error.strerror or str(error),
                 "check the path and its permissions",
             ) from error
+        self._same_as_scanned()
         if not self.offsets:
             raise DatasetError(
                 f"the dataset {path} is empty", "it has no lines", "give a jsonl file, one sample a line"
             )
-        self.sha256 = digest.hexdigest()
+
+    def _scan(self) -> str:
+        """Note where each line is; returns the sha256 of the whole."""
+        digest = hashlib.sha256()
+        at = 0
+        with open(self._fd, "rb", closefd=False) as f:
+            for number, line in enumerate(f):
+                digest.update(line)
+                if not line.strip():
+                    raise _bad(self.path, number, "the line is blank", "remove it: every line is a sample")
+                self.offsets.append((at, len(line)))
+                at += len(line)
+        return digest.hexdigest()
+
+    def _same_as_scanned(self) -> None:
+        """DatasetError when the file was written to, replaced or removed since the scan began."""
+        try:
+            now = (_Stamp.of(os.fstat(self._fd)), _Stamp.of(self.path.stat()))
+            why = "" if now == (self._stamp, self._stamp) else "it was written to or replaced"
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            raise DatasetError(
+                f"the dataset changed while the run uses it: {self.path}",
+                why,
+                "put the file back as it was and resume, or begin a new run into another store",
+            )
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -72,9 +114,11 @@ class RowFile:
     def read(self, row: int) -> Row:
         """Parse line ``row``; raises DatasetError that names it."""
         at, size = self.offsets[row]
-        with self.path.open("rb") as f:
-            f.seek(at)
-            line = f.read(size)
+        try:
+            line = os.pread(self._fd, size, at)
+        except OSError as error:
+            raise _bad(self.path, row, f"it cannot be read ({error.strerror})", "check its disk") from error
+        self._same_as_scanned()  # after the read, so that a change during it is seen, too
         try:
             data = json.loads(line)
         except ValueError as error:

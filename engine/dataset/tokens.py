@@ -66,27 +66,30 @@ class Tokens:
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation with the generation prompt behind it."""
-        return self._render(messages, True)
+        return self._render(messages, True, "a prompt")
 
     def _conversation(self, row: Row) -> Sample:
         messages = row.messages
-        ids = self._render(messages, False)
+        where = f"row {row.row}"
+        ids = self._render(messages, False, where)
         mask = [0] * len(ids)
         for i, m in enumerate(messages):
             if m["role"] != "assistant":
                 continue
-            start = self._common(row, ids, self._render(messages[:i], True))
-            end = self._common(row, ids, self._render(messages[: i + 1], False))
+            start = self._common(row, ids, self._render(messages[:i], True, where))
+            end = self._common(row, ids, self._render(messages[: i + 1], False, where))
             while end > start and self._is_blank(ids[end - 1]):
                 end -= 1
             mask[start:end] = [1] * (end - start)
         return Sample(row.row, row.id, tuple(ids), tuple(mask))
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool) -> list[int]:
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool, where: str
+    ) -> list[int]:
         if self.tokenizer.chat_template is None:
             raise DatasetError(
                 "the model has no chat template",
-                "the dataset has conversations",
+                f"{where} is a conversation",
                 "give rows of input_ids instead",
             )
         try:
@@ -99,7 +102,9 @@ class Tokens:
             )
         except Exception as error:  # a template is a program of its own and may raise anything
             raise DatasetError(
-                "the chat template refused a conversation", str(error), "mend the row"
+                f"{where}: the chat template refused the conversation",
+                str(error) or type(error).__name__,
+                "mend or remove it",
             ) from error
         return [int(t) for t in out["input_ids"]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from engine.dataset.rows import RowFile
 from engine.wire.errors import DatasetError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -81,3 +83,51 @@ def test_the_identity_is_the_raw_bytes(tmp_path: Path) -> None:
 
     path = write(tmp_path, {"input_ids": [1]})
     assert RowFile(path).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    status = path.stat()
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))  # the same but for the file itself
+    other.replace(path)
+
+
+def rewrite(path: Path) -> None:
+    status = path.stat()
+    path.write_text('{"input_ids": [9]}\n{"input_ids": [8]}\n')
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+
+def append(path: Path) -> None:
+    status = path.stat()
+    with path.open("a") as f:
+        f.write("{}\n")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("change", [replace, rewrite, append, truncate, remove])
+def test_a_dataset_that_changes_under_the_run_is_noticed(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    f = RowFile(write(tmp_path, {"input_ids": [1]}, {"input_ids": [2]}))
+    assert f.read(1).input_ids == (2,)
+    change(f.path)
+    with pytest.raises(DatasetError, match="changed while the run uses it") as caught:
+        f.read(0)
+    assert "resume" in caught.value.next_step
+
+
+def test_its_descriptor_is_given_back(tmp_path: Path) -> None:
+    f = RowFile(write(tmp_path, {"input_ids": [1]}))
+    before = len(os.listdir("/proc/self/fd"))
+    del f
+    assert len(os.listdir("/proc/self/fd")) == before - 1

@@ -68,8 +68,8 @@ def test_a_template_that_raises_is_a_clear_error(tokens: Tokens) -> None:
     kept = tokens.tokenizer.chat_template
     tokens.tokenizer.chat_template = "{{ raise_exception('no tools here') }}"
     try:
-        with pytest.raises(DatasetError, match="no tools here"):
-            tokens.sample(parse_row({"prompt": "a", "completion": "b"}, 0, Path("d")))
+        with pytest.raises(DatasetError, match=r"row 17.*no tools here"):
+            tokens.sample(parse_row({"prompt": "a", "completion": "b"}, 17, Path("d")))
     finally:
         tokens.tokenizer.chat_template = kept
 
