@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from engine.wire.errors import ExitCode, HsxError, UsageError
 from hsx_tui.commands import parsers
+from hsx_tui.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(argv)
         return int(_dispatch(args))
     except HsxError as error:
-        sys.stderr.write(f"hsx-console: {error}\n")
+        sys.stderr.write(f"hsx-console: {clean(str(error))}\n")
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("hsx-console: interrupted; a run on the host goes on\n")
@@ -210,7 +211,8 @@ def _defect() -> ExitCode:
             f.write(traceback.format_exc())
             where = f.name
     name = kind.__name__ if kind else "error"
-    sys.stderr.write(f"hsx-console: an internal error: {name}: {value}. Please report it with {where}\n")
+    said = clean(f"an internal error: {name}: {value}")
+    sys.stderr.write(f"hsx-console: {said}. Please report it with {where}\n")
     return ExitCode.FINDING
 
 

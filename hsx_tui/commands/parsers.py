@@ -54,7 +54,10 @@ def add_verbs(verbs: Any) -> None:
     watch.add_argument("run", metavar="RUN")
     watch.add_argument("--jsonl", action="store_true", help="a JSON line an event")
     watch.add_argument("--after", type=_count, default=0, metavar="SEQ", help="only events after this number")
-    deploy = verb("deploy", "install or verify the engine on a host")
+    deploy = verb(
+        "deploy",
+        "install or verify the engine on a host (on a read-only one too: it lies in the user's cache folder)",
+    )
     deploy.add_argument("name", metavar="HOST")
     json_option(deploy)
     run = verb("run", "start, abort, resume, list, show")

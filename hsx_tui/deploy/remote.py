@@ -135,8 +135,7 @@ class Call:
     def _checked(self, line: bytes) -> dict[str, Any]:
         data = decode_object(line)
         if data.get("ok") is False:
-            error = from_json(data.get("error"))
-            raise type(error)(clean(error.what), clean(error.why), clean(error.next_step))
+            raise host_error(data.get("error"))
         return data
 
     async def _lost_is_error(self, awaitable: Awaitable[T]) -> T:
@@ -160,6 +159,12 @@ class Call:
         if status == 127:
             return RemoteError(f"{self._verb} cannot run on the host", why, "install python3 >= 3.10 there")
         return RemoteError(f"{self._verb} failed on the host with status {status}", why)
+
+
+def host_error(data: object) -> HsxError:
+    """An error that a host sent, its text cleaned."""
+    error = from_json(data)
+    return type(error)(clean(error.what), clean(error.why), clean(error.next_step))
 
 
 async def start_call(

@@ -59,11 +59,6 @@ class Session:
         """Whether the connection is gone."""
         return self._conn.is_closed()
 
-    async def wait_lost(self) -> str:
-        """Wait until the connection is gone; returns why, as far as it is known."""
-        await self._conn.wait_closed()
-        return self._why_lost
-
     async def close(self) -> None:
         """End the connection. Nothing that runs on the host is touched."""
         self._ping.cancel()
@@ -106,6 +101,8 @@ class Session:
                     yield call
                 finally:
                     await call.close()
+        except LinkLost as error:
+            raise self._explained(error) from error
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"{self.address} did not answer {verb} within {deadline_s:g} s",
@@ -130,10 +127,16 @@ class Session:
                 ) from error
             try:
                 yield call
+            except LinkLost as error:
+                raise self._explained(error) from error
             finally:
                 await call.close()
         finally:
             self._streams -= 1
+
+    def _explained(self, lost: LinkLost) -> LinkLost:
+        """The loss with its cause, where it was ours to drop the connection."""
+        return LinkLost(lost.what, self._why_lost, lost.next_step) if self._why_lost else lost
 
     async def observe(
         self,

@@ -281,12 +281,15 @@ class Demo:
         """The store read again on the host; ``recompute``: each sample against a lone forward, too."""
         o = self.options
         args = ["verify", str(o.store), "--json", *(["--recompute"] if recompute else [])]
-        return await self.runs.finished(Launch(f"verify-{o.run}"[:40].rstrip("-"), "verify", args))
+        return await self.runs.anew(Launch(o.verify_run(recompute=recompute), "verify", args))
 
     async def stop_all(self) -> bool:
         """End everything of this work directory; False when nothing ran."""
-        if read_host(self.options.workdir) is None:
-            return False
+        ran = read_host(self.options.workdir) is not None
+        if not ran:
+            if not (self.options.workdir / "keys").is_dir():
+                return False
+            await ensure_host(self.options.workdir)  # it died, but what it started may go on
         live = [s for s in await self.runs.all() if s["state"] in LIVE]
         for kind in ("traffic", "extract", "verify", "complete", "server"):
             for status in live:
@@ -296,7 +299,7 @@ class Demo:
         await self.close()
         await stop_host(self.options.workdir)
         shutil.rmtree(self.dump_dir, ignore_errors=True)
-        return True
+        return ran or bool(live)
 
     async def close(self) -> None:
         """Give the connection back; what runs on the host goes on."""

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
-from engine.wire.errors import ConnectionFailed, DeadlineExceeded, HsxError
+from engine.wire.errors import ConnectionFailed, DeadlineExceeded, HostKeyError, HsxError
 from engine.wire.verbs import LIVE
 from hsx_tui.model.driver import Plan, Post
 from hsx_tui.model.messages import Connection, HostFactsSeen, Link, Message, Notice, RunStatusSeen
@@ -33,7 +33,8 @@ class DemoDriver:
         self._status: dict[str, Any] = {}
         self._follow_again = asyncio.Event()
         self._engine_lives = asyncio.Event()
-        self._ready = False
+        self._begun = False
+        self._stopping: asyncio.Task[None] | None = None
 
     def _forward(self, message: Message) -> None:
         self._post(message)
@@ -52,14 +53,17 @@ class DemoDriver:
         post(Connection(Link.CONNECTING, host="demo"))
         await self.demo.prepare()
         post(Connection(Link.CONNECTED, host="demo"))
-        self._ready = True
         status = await self.demo.runs.status(self.options.run)
-        if not is_complete(status):
+        if not self._begun and not is_complete(status):
             status = await self.demo.runs.ensure(await self.demo.extract())
+        self._begun = True  # from here on a run that has ended was ended, perhaps by the user: it stays so
         self._seen(status)
 
     def _seen(self, status: dict[str, Any]) -> None:
+        another = status.get("attempt") != self._status.get("attempt")
         self._status = status
+        if another or status.get("state") in LIVE:
+            self._follow_again.set()
         if status.get("state") in LIVE:
             self._engine_lives.set()
         else:
@@ -96,17 +100,32 @@ class DemoDriver:
         ended = self._status.get("state") in LIVE and status["state"] not in LIVE
         self._seen(status)
         if ended and self.options.foreign_traffic:
-            task = asyncio.ensure_future(self.demo.stop_traffic())
-            task.add_done_callback(lambda t: t.cancelled() or t.exception())
+            self._stopping = asyncio.create_task(self._stop_traffic(), name="stop traffic")
+
+    async def _stop_traffic(self) -> None:
+        try:
+            await self.demo.stop_traffic()
+        except HsxError as error:
+            self._post(Notice("warning", f"the foreign traffic goes on: {error}"))
 
     async def _events(self) -> None:
-        """The run's events, again from the host's file after each resume."""
+        """The run's events, again from the host's file after each resume, whoever resumed it."""
         while True:
-            self._follow_again.clear()
             async for _event in run_events(self.demo.link, self.options.run, self._post):
                 pass
-            self._seen(await self.demo.runs.status(self.options.run))
+            self._follow_again.clear()
+            self._seen(await self._status_at_last())
             await self._follow_again.wait()
+
+    async def _status_at_last(self) -> dict[str, Any]:
+        """The run's status, however long the link is down."""
+        while True:
+            try:
+                return await self.demo.runs.status(self.options.run)
+            except HostKeyError:
+                raise
+            except (ConnectionFailed, DeadlineExceeded):
+                await asyncio.sleep(OBSERVE_S)  # _observe says that the link is lost
 
     async def _server_log(self) -> None:
         await follow_log(self.demo.link, self.options.server_run, "server", self._post)
@@ -132,7 +151,6 @@ class DemoDriver:
         self._seen(await self.demo.runs.ensure(await self.demo.extract()))
         if self.options.foreign_traffic:
             await self.demo.runs.ensure(self.demo.traffic_launch())
-        self._follow_again.set()
 
     async def abort(self) -> None:
         """Stop the run gracefully."""

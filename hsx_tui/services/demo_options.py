@@ -79,6 +79,10 @@ class DemoOptions:
             parts.append(_digest(self.model)[:6])
         return "-".join(parts)
 
+    def verify_run(self, *, recompute: bool) -> str:
+        """The run that reads the store again: another one for each thoroughness."""
+        return f"verify-{_digest(self.run)[:8]}-{'recompute' if recompute else 'hashes'}"
+
     @property
     def server_run(self) -> str:
         """The server's run id: other flags are another server."""

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from engine.wire.errors import ExitCode, HsxError
 from engine.wire.verbs import ENDED, LIVE
+from hsx_tui.commands.output import talk
 from hsx_tui.model.messages import Connection, Link, Message, Notice, ServerLog, Step, StepState
+from hsx_tui.services.abort_mark import AbortMark, percent_of
 from hsx_tui.services.demo import Demo
 from hsx_tui.services.events import run_events
 from hsx_tui.services.runs import how_it_ended, is_complete, result_of
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
     from hsx_tui.services.demo_options import DemoOptions
 
 _NO_TRAFFIC = {"ours": 0, "foreign": 0, "health": 0, "shared_forwards": 0, "chunks": 0, "largest_batch": 0}
-
-
-def talk(text: str) -> None:
-    """A line for people."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
 
 
 def say_message(message: Message) -> None:
@@ -50,7 +45,7 @@ class Headless:
         self.demo = Demo(options, say_message)
         self.mismatches: list[dict[str, Any]] = []
         self._progress: Mapping[str, Any] = {}
-        self._began_at: float | None = None
+        self._mark: AbortMark | None = None
 
     async def run(self) -> tuple[dict[str, Any], ExitCode]:
         """(the final object, the exit code)."""
@@ -59,7 +54,9 @@ class Headless:
             await demo.prepare()
             status = await demo.runs.status(self.options.run)
             if not is_complete(status):
-                await demo.runs.ensure(await demo.extract())
+                status = await demo.runs.ensure(await demo.extract())
+                if self.options.abort_at is not None:
+                    self._mark = AbortMark(self.options.abort_at, int(status.get("attempt") or 0))
             await self._follow()
             status = await demo.runs.wait_end(self.options.run)
             traffic = await self._traffic()
@@ -73,9 +70,8 @@ class Headless:
         """Follow the run's events to their end; abort once when it crosses --abort-at."""
         async for event in run_events(self.demo.link, self.options.run, lambda _message: None):
             kind = event["type"]
-            if kind == "run_started":
-                self._began_at = None
-            elif kind == "mismatch":
+            crossed = self._mark is not None and self._mark.crossed_by(event)
+            if kind == "mismatch":
                 self.mismatches.append(
                     {k: event.get(k) for k in ("row", "cause", "got", "expected", "outcome")}
                 )
@@ -84,34 +80,28 @@ class Headless:
                     f"got {event.get('got')}, expected {event.get('expected')} ({event.get('outcome')})"
                 )
             elif kind == "progress":
-                await self._on_progress(event)
+                self._on_progress(event)
+                if crossed:
+                    await self._abort()
             elif kind == "phase":
                 talk(f"     {event.get('name')}: {event.get('detail', '')}")
             elif kind in ("warning", "paused"):
                 talk(f"WARNING {event.get('text') or event.get('reason')}")
 
-    async def _on_progress(self, event: Mapping[str, Any]) -> None:
+    def _on_progress(self, event: Mapping[str, Any]) -> None:
         self._progress = event
-        settled = int(event.get("done", 0)) + int(event.get("quarantined", 0))
-        total = settled + int(event.get("pending", 0))
-        done = settled + int(event.get("buffered", 0))  # checked, though not durable yet
-        percent = 100 * done / total if total else 0.0
         eta = event.get("eta_s")
         talk(
-            f"     {percent:5.1f} %  done {event.get('done')}  {event.get('tok_per_s')} tok/s  "
+            f"     {percent_of(event):5.1f} %  done {event.get('done')}  {event.get('tok_per_s')} tok/s  "
             f"ETA {'?' if eta is None else f'{float(eta):.0f} s'}"
         )
-        if self.options.abort_at is None:
-            return
-        if self._began_at is None:
-            self._began_at = (
-                percent  # an attempt that begins beyond the mark is not aborted: it is the resume
-            )
-        elif self._began_at < self.options.abort_at <= percent and total > done:
-            status = await self.demo.runs.status(self.options.run)
-            if status["state"] in LIVE and not status.get("stop"):
-                talk(f"     aborting at {percent:.1f} %")
-                await self.demo.runs.abort(self.options.run)
+
+    async def _abort(self) -> None:
+        """Abort the attempt, unless it has ended or is stopping."""
+        status = await self.demo.runs.status(self.options.run)
+        if status["state"] in LIVE and not status.get("stop"):
+            talk(f"     aborting at {percent_of(self._progress):.1f} %")
+            await self.demo.runs.abort(self.options.run)
 
     async def _traffic(self) -> dict[str, int]:
         info = ((await self.demo.facts()).get("server") or {}).get("info") or {}

@@ -7,9 +7,11 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from engine.wire.errors import DeadlineExceeded, HsxError, LinkLost, RemoteError, from_json
+from engine.wire.errors import HsxError, RemoteError
 from engine.wire.verbs import ENDED, LIVE
 from hsx_tui.deploy.bundle import engine_argv
+from hsx_tui.deploy.remote import host_error
+from hsx_tui.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from hsx_tui.deploy.link import Link
 
 Status = dict[str, Any]
-
-_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,8 @@ class Runs:
         self.link = link
 
     async def call(self, verb: str, **args: Any) -> dict[str, Any]:
-        """One verb, again after a lost link: its outcome is unknown then, and every verb is idempotent."""
-        for attempt in range(_TRIES):
-            try:
-                session = await self.link.session()
-                return await session.call(verb, **args)
-            except (LinkLost, DeadlineExceeded):
-                if attempt == _TRIES - 1:
-                    raise
-                await asyncio.sleep(0.2 * 2**attempt)
-        raise AssertionError("unreachable")
+        """One verb, again after a lost link (``Link.call``)."""
+        return await self.link.call(verb, **args)
 
     async def status(self, run: str) -> Status:
         """RunStatus of a run."""
@@ -110,16 +102,21 @@ class Runs:
 
     async def finished(self, what: Launch) -> Mapping[str, Any]:
         """Run a command to its end and return its result; its own error is raised."""
-        status = await self.ensure(what)
-        status = await self.wait_end(what.run)
-        return result_of(status)
+        await self.ensure(what)
+        return result_of(await self.wait_end(what.run))
+
+    async def anew(self, what: Launch) -> Mapping[str, Any]:
+        """``finished`` by an attempt of its own: one that lives already may have begun too early for it."""
+        before = await self.wait_end(what.run)
+        await self.launch(what, int(before.get("attempt") or 0) + 1)
+        return result_of(await self.wait_end(what.run))
 
 
 def result_of(status: Status) -> Mapping[str, Any]:
-    """The result that an ended run wrote; raises the error that it ended with."""
+    """The result that an ended run wrote; raises the error that it ended with, its text cleaned."""
     result = status.get("result")
     if isinstance(result, dict) and isinstance(result.get("error"), dict):
-        raise from_json(result["error"])
+        raise host_error(result["error"])
     if isinstance(result, dict):
         return result
     raise how_it_ended(status)
@@ -127,19 +124,20 @@ def result_of(status: Status) -> Mapping[str, Any]:
 
 def how_it_ended(status: Status) -> HsxError:
     """A run that ended without a result, in words."""
-    ended = status.get("exit") or {}
+    ended = status.get("exit")
+    ended = ended if isinstance(ended, dict) else {}
     if status.get("state") == "lost-reboot":
         why = "the host was restarted"
     elif status.get("state") == "lost-killed":
         why = "the engine and its supervisor were killed"
     elif ended.get("signal"):
-        why = f"it was killed by signal {ended['signal']}"
+        why = clean(f"it was killed by signal {ended['signal']}")
     elif ended.get("error"):
-        why = str(ended["error"])
+        why = clean(str(ended["error"]))
     else:
-        why = f"exit status {ended.get('rc')}"
+        why = clean(f"exit status {ended.get('rc')}")
     return RemoteError(
-        f"run {status.get('run')} ended without a result",
+        clean(f"run {status.get('run')} ended without a result"),
         why,
         "what is done is kept: the same command resumes it",
     )

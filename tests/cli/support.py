@@ -83,14 +83,15 @@ class DemoHost:
 
     def start(self, run: str, mode: str) -> None:
         """Begin a run of the test's program, and wait until its first events are there."""
-        asyncio.run(self._start(run, mode))
+        asyncio.run(self.begin(run, mode))
         events = self.workdir / f"home/.local/state/hsx/runs/{run}/events.jsonl"
         end = time.monotonic() + 20
         while not events.exists() or b'"progress"' not in events.read_bytes():
             assert time.monotonic() < end, f"run {run} wrote no events"
             time.sleep(0.02)
 
-    async def _start(self, run: str, mode: str) -> None:
+    async def begin(self, run: str, mode: str, attempt: int = 1) -> None:
+        """Begin an attempt of the test's program."""
         record = read_host(self.workdir)
         assert record is not None
         link = Link(host_address(self.workdir, record["port"]))
@@ -100,7 +101,7 @@ class DemoHost:
             await link.call(
                 "start",
                 run=run,
-                attempt=1,
+                attempt=attempt,
                 kind="extract",
                 argv=[engine.python, "-I", "-B", "-c", PROGRAM, engine.dir, mode],
                 cwd="/",
