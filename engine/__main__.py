@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.wire import stopwish
 from engine.wire.errors import ExitCode, HsxError, SpecError
 from engine.wire.verbs import EXIT_ABORTED
 
@@ -63,10 +64,14 @@ def _extract(argv: Sequence[str]) -> int:
     from engine.run.job import run_job
     from engine.run.output import hold_output
 
+    if stopwish.asked():  # it came while all this was imported
+        _finish({"schema_version": 1, "outcome": "aborted"}, a.json)
+        return EXIT_ABORTED
     run.mkdir(parents=True, exist_ok=True, mode=0o700)
     with hold_output(Path(spec.store), supervised=_run_dir() is not None):
         with contextlib.closing(EventLog(run / "events.jsonl")) as events:
             result = asyncio.run(run_job(spec, events, attempt))
+            stopwish.install()  # the loop took its handlers with it, and the result is not written yet
     _finish(result.to_json(), a.json)
     if result.outcome == "aborted":
         return EXIT_ABORTED
@@ -84,11 +89,18 @@ def _verify(argv: Sequence[str]) -> int:
         metavar="N",
         help="also compare N samples (default: all) with a lone forward of the target",
     )
+    p.add_argument(
+        "--dataset",
+        type=Path,
+        metavar="FILE",
+        help="also tokenise the dataset's rows again with the model of the store, and compare the token ids "
+        "of every done row; an error when FILE is not the dataset that the store was made from",
+    )
     p.add_argument("--json", action="store_true")
     a = p.parse_args(argv)
     from engine.run.check import verify
 
-    report, verified = verify(a.store, a.recompute)
+    report, verified = verify(a.store, a.recompute, a.dataset)
     result = report.to_json() | ({"verified": verified} if verified is not None else {})
     _finish(result, a.json)
     return ExitCode.FINDING if report.bad or report.quarantined or report.pending else ExitCode.OK
@@ -189,6 +201,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] not in VERBS:
         sys.stderr.write(f"engine: unknown verb {args[0]!r}: one of {', '.join(VERBS)}\n")
         return ExitCode.USAGE
+    if args[0] == "extract":
+        stopwish.install()  # before the heavy imports: a stop in their midst is heeded, not a death
     try:
         return VERBS[args[0]](args[1:])
     except HsxError as error:

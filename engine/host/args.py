@@ -61,6 +61,21 @@ def grace(args: Mapping[str, Any], default: tuple[float, float] = (60.0, 15.0)) 
     return seconds(value[0], "grace"), seconds(value[1], "grace")
 
 
+def key_env(args: Mapping[str, Any]) -> str | None:
+    """The name of the login's variable with the server's key, as the run specification has it; None if it
+    has none. Only the name is ever written."""
+    spec = args.get("spec")
+    source = spec.get("source") if isinstance(spec, Mapping) else None
+    name = source.get("api_key_env") if isinstance(source, Mapping) else None
+    if name is not None and (not isinstance(name, str) or not _ENV_NAME.match(name)):
+        raise SpecError(
+            "bad source.api_key_env",  # what is there may be the key itself
+            "it is the name of an environment variable: letters, digits and _",
+            "put the key into a variable of the login and give its name",
+        )
+    return name
+
+
 def env(args: Mapping[str, Any]) -> dict[str, str]:
     """Environment variables to set. They are written to spec.json, so secrets are refused."""
     value = args.get("env") or {}

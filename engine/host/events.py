@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BLOCK = 64 << 10
+_DURABLE = frozenset({"run_finished", "shard_committed"})
+"""What must not be lost in a power failure: what the store has, and how the run ended."""
 
 
 def _last_event(fd: int) -> tuple[int, bool]:
@@ -70,7 +72,7 @@ class EventLog:
         return self._seq
 
     def emit(self, kind: str, **fields: Any) -> int:
-        """Append one event; returns its sequence number.
+        """Append one event; returns its number. A shard and the end of a run survive a power failure.
 
         Raises SpecError (unknown type, overlong) and OSError (disk full: the event was not written, its
         number is not used up, and the next emit mends the line).
@@ -81,6 +83,8 @@ class EventLog:
                 raise SpecError(f"the event {kind} is too long", f"{len(line)} bytes")
             try:
                 write_all(self._fd, b"\n" + line if self._torn else line)
+                if kind in _DURABLE:
+                    os.fsync(self._fd)
             except OSError:
                 # What is there now decides: all but the newline of a line is a valid event.
                 self._seq, self._torn = _last_event(self._fd)
@@ -88,10 +92,6 @@ class EventLog:
             self._torn = False
             self._seq += 1
             return self._seq
-
-    def sync(self) -> None:
-        """Make what was written survive a power failure."""
-        os.fsync(self._fd)
 
     def close(self) -> None:
         """Give the file back."""

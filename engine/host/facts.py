@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NVIDIA_SMI_S = 4.0
+KILLED_S = 1.0
+_stuck: list[subprocess.Popen[bytes]] = []
+"""Killed, but not gone yet: they are reaped later."""
 _GPU_FIELDS = "index,name,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu"
 
 
@@ -79,20 +82,40 @@ def parse_nvidia_smi(output: str) -> list[dict[str, Any]]:
 
 def _gpus() -> list[dict[str, Any]]:
     """The GPUs; none if nvidia-smi is missing, fails or hangs (as it does when a driver is stuck)."""
+    _stuck[:] = [process for process in _stuck if process.poll() is None]
     program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
+    if program is None or _stuck:
+        return []  # one that is stuck is enough
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [program, f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=NVIDIA_SMI_S,
-            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
-    except (OSError, subprocess.SubprocessError):
+    except OSError:
         return []
-    return parse_nvidia_smi(done.stdout.decode("utf-8", "replace"))
+    output = _output(process)
+    return [] if output is None else parse_nvidia_smi(output.decode("utf-8", "replace"))
+
+
+def _output(process: subprocess.Popen[bytes]) -> bytes | None:
+    """What it prints; None if it fails or takes too long.
+
+    A process that hangs inside a driver does not even die of SIGKILL, so its end is not awaited for long.
+    """
+    try:
+        output, _ = process.communicate(timeout=NVIDIA_SMI_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        assert process.stdout is not None
+        process.stdout.close()
+        try:
+            process.wait(KILLED_S)
+        except subprocess.TimeoutExpired:
+            _stuck.append(process)
+        return None
+    return output if process.returncode == 0 else None
 
 
 def host_facts(url: object, paths: list[str], runs: list[str]) -> dict[str, Any]:

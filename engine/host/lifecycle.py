@@ -70,6 +70,7 @@ def _spec_from(args: Args, run: str) -> Answer:
     kind = arg.text(args, "kind")
     if kind not in KINDS:
         raise SpecError(f"bad kind {kind!r}", f"it is one of {', '.join(KINDS)}")
+    arg.key_env(args)
     return {
         "format_version": 1,
         "run": run,

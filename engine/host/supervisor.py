@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from engine.host import args as arg
 from engine.host.detach import run_detached
 from engine.host.engines import AdoptedEngine, Engine, OwnEngine
 from engine.host.files import atomic_json, read_json
@@ -164,7 +165,7 @@ def _launch(rundir: RunDir, spec: dict[str, Any], output_lock: int | None) -> En
             stdout=log,
             stderr=log,
             cwd=spec["cwd"],
-            env={**inherited_env(), **FIXED_ENV, **spec["env"], "HSX_RUN": str(rundir.path)},
+            env={**inherited_env(arg.key_env(spec)), **FIXED_ENV, **spec["env"], "HSX_RUN": str(rundir.path)},
             start_new_session=True,
             pass_fds=() if output_lock is None else (output_lock,),
         )
@@ -173,18 +174,24 @@ def _launch(rundir: RunDir, spec: dict[str, Any], output_lock: int | None) -> En
     return OwnEngine(process)
 
 
-INHERITED = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"})
+INHERITED = frozenset(
+    {"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
+    | {"HF_HOME", "HF_HUB_CACHE"}  # where the login keeps its models
+)
 FIXED_ENV = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 """For what an engine may start in its turn; its own interpreter is told by -u and -B."""
 INHERITED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "XDG_")
 
 
-def inherited_env() -> dict[str, str]:
-    """What of the login's environment a run gets: a short list, so that no secret of the shell slips in."""
+def inherited_env(key_env: str | None = None) -> dict[str, str]:
+    """What of the login's environment a run gets: a short list, so that no secret of the shell slips in.
+
+    ``key_env``: the variable with the server's key, which the run specification names.
+    """
     return {
         name: value
         for name, value in os.environ.items()
-        if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+        if name in INHERITED or name.startswith(INHERITED_PREFIXES) or name == key_env
     }
 
 

@@ -111,7 +111,11 @@ class FinalNorm:
 
 
 def final_norm(lowest: LowestLayers) -> FinalNorm:
-    """The final norm, its flavour probed on the module itself and not assumed from the model's name."""
+    """The final norm, its flavour probed on the module itself and not assumed from the model's name.
+
+    Only for who needs it: to turn the pre-norm state of the last layer into the post-norm one. Raises
+    PreflightError when the norm is of no known kind.
+    """
     import torch
 
     module = lowest.norm
@@ -127,5 +131,5 @@ def final_norm(lowest: LowestLayers) -> FinalNorm:
     raise PreflightError(
         f"the final norm {type(module).__name__} is neither RMS norm with w nor with 1 + w",
         "the pre-norm state could not be turned into the post-norm one",
-        "set target.last to post or to none",
+        "set target.last to post or none, and leave the last layer out of target.taps",
     )

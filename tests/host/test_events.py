@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -130,3 +132,29 @@ def test_a_full_disk_costs_no_number(tmp_path: Path, room: int) -> None:
     assert failed >= 2
     assert seen == list(range(1, last + 1))
     assert "third" in path.read_text().splitlines()[-1]
+
+
+def test_a_number_that_json_lacks_is_told_as_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.emit("mismatch", row=1, evidence={"error": math.inf, "least": [-math.inf, math.nan, 1.5]})
+    log.close()
+    assert decode(path.read_bytes())["evidence"] == {"error": "inf", "least": ["-inf", "nan", 1.5]}
+
+
+def test_a_shard_and_the_end_are_durable_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a power failure would leave cannot be seen from here, only that it was asked for in time."""
+    path = tmp_path / "events.jsonl"
+    synced = []
+    fsync = os.fsync
+
+    def watch(fd: int) -> None:
+        fsync(fd)
+        synced.append(decode(path.read_bytes().splitlines()[-1])["type"])
+
+    monkeypatch.setattr(os, "fsync", watch)
+    log = EventLog(path)
+    for kind in ("run_started", "progress", "shard_committed", "sample_done", "run_finished"):
+        log.emit(kind)
+    log.close()
+    assert synced == ["shard_committed", "run_finished"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,8 @@ import engine.host.facts
 from engine.host.facts import disk, host_facts, parse_nvidia_smi
 from engine.host.server import server_facts
 from engine.wire.errors import SpecError
+
+from .support import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,3 +152,44 @@ def test_a_hanging_nvidia_smi_costs_its_deadline_and_no_more(
 
 def test_the_disk_of_a_path_that_is_not_there_is_its_parents(tmp_path: Path) -> None:
     assert disk(str(tmp_path / "a" / "b"))["total"] == disk(str(tmp_path))["total"]
+
+
+# Traced by a process that does not collect it: SIGKILL ends it, but its parent cannot reap it, as with one
+# that hangs in a driver.
+UNKILLABLE = """#!{python} -IBS
+import ctypes, os, time
+child = os.fork()
+if child == 0:
+    os.setsid()
+    libc = ctypes.CDLL(None)
+    if libc.ptrace(0x4206, os.getppid(), None, None) == 0:  # PTRACE_SEIZE
+        open({ready!r}, "w").close()
+    time.sleep(3)
+    os._exit(0)
+ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(child), 0, 0, 0)  # PR_SET_PTRACER, where Yama asks for it
+time.sleep(60)
+"""
+
+
+def test_an_nvidia_smi_that_does_not_die_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = tmp_path / "ready"
+    program = tmp_path / "nvidia-smi"
+    program.write_text(UNKILLABLE.format(python=sys.executable, ready=str(ready)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(engine.host.facts, "NVIDIA_SMI_S", 0.7)
+    monkeypatch.setattr(engine.host.facts, "KILLED_S", 0.2)
+    began = time.monotonic()
+    assert host_facts(None, [], [])["gpus"] == []
+    assert time.monotonic() - began < 1.5
+    assert ready.exists(), "this test needs ptrace"
+    assert len(engine.host.facts._stuck) == 1
+    began = time.monotonic()
+    assert host_facts(None, [], [])["gpus"] == []  # no second one is started
+    assert time.monotonic() - began < 0.3
+    wait_for(lambda: engine.host.facts._stuck[0].poll() is not None)
+    program.write_text("#!/bin/sh\necho '0, H200, 3, 10, 20, 100.0, 40'\n")
+    assert [gpu["name"] for gpu in host_facts(None, [], [])["gpus"]] == ["H200"]
+    assert engine.host.facts._stuck == []
