@@ -5,14 +5,15 @@ It answers two questions: does the path give right states, per tap, and how fast
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engine.run.report import describe
-from engine.run.validate import RETAKE_COSINE, Validator
+from engine.run.validate import RETAKE_COSINE, Validator, compare_retake
 from engine.sources.protocol import Ask, Source
-from engine.wire.errors import PreflightError
+from engine.wire.errors import ConnectionFailed, PreflightError
 from engine.wire.ids import rid
 
 if TYPE_CHECKING:
@@ -75,8 +76,6 @@ async def run_canary(
     result.seconds = time.monotonic() - began
     result.tokens = sum(r.n_tokens for r in company.values())
     lone = await _take(run, source, validator, [s for s in samples if s.row in company], 1, True, result)
-    from engine.run.validate import compare_retake
-
     for row, record in lone.items():
         cosine = compare_retake(company[row], record)
         if cosine >= RETAKE_COSINE[dtype]:
@@ -102,10 +101,16 @@ async def _take(
     records: dict[int, Record] = {}
     async for taken in source.take(asks()):
         row = taken.ask.sample.row
+        if taken.lost:
+            raise ConnectionFailed(
+                "the source was lost during the canary", taken.lost[:200], "see its log, then resume the run"
+            )
         if taken.states is None:
-            result.findings[row] = taken.finding or taken.lost
+            result.findings[row] = taken.finding or "no answer"
             continue
-        judged = validator.judge(taken.ask.sample, taken.ask.rid, 1, taken.states, taken.flying)
+        judged = await asyncio.to_thread(
+            validator.judge, taken.ask.sample, taken.ask.rid, 1, taken.states, taken.flying
+        )
         if judged.record is None:
             result.findings[row] = judged.finding or "refused"
         else:

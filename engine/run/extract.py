@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.capture.states import Finding, States
@@ -36,6 +37,15 @@ T = TypeVar("T")
 RETAKE_ATTEMPT = 80
 """Retakes count from here; attempts at the row itself stay below."""
 
+_LOSSES_AN_ATTEMPT = 4
+"""So many losses of one row by a source that is ready count as one refused attempt. With the most attempts
+(8) all numbers of asks stay below the retakes'."""
+
+_MOST_RETAKES = 10
+
+_STOP_GRACE_S = 60.0
+"""After a stop, requests in flight may take so long; the supervisor's own grace is longer."""
+
 _PATIENCE_S = 1800.0
 """How long a run waits for a server that does not answer (a large model loads for 12 minutes and more)."""
 
@@ -46,9 +56,9 @@ class _Row:
 
     asked: int = 0
     refused: int = 0
+    lost: int = 0
     retakes: int = 0
     held: Record | None = None
-    rids: list[str] = field(default_factory=list)
 
 
 class Extraction:
@@ -82,8 +92,12 @@ class Extraction:
         self._open = 0
         self._changed = asyncio.Event()
         self._since_retake = 0
-        self._lost_since: float | None = None
+        self._waiting = False
+        self._losses = 0
         self._bytes = 0
+        self._last_row = -1
+        self._gave_up = False
+        self._committing = asyncio.Lock()
 
     @property
     def pending(self) -> int:
@@ -95,16 +109,42 @@ class Extraction:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until every row is settled or ``stop`` is set; the open shard is durable when it returns."""
-        row = -1
-        async for taken in self.source.take(self._asks()):
-            row = taken.ask.sample.row
-            await self._settle(taken)
-            if self.store.due:
-                await self.commit()
-            self.progress(row)
+        """Until every row is settled or ``stop`` is set. What was checked is durable when it returns or
+        raises."""
+        drain = asyncio.create_task(self._drain())
+        aging = asyncio.create_task(self._age(drain))
+        try:
+            await drain
+        except asyncio.CancelledError:
+            if not self._gave_up:
+                raise
+        finally:
+            aging.cancel()
+            await asyncio.gather(aging, return_exceptions=True)
+            await self.commit()
+            self.progress(self._last_row, force=True)
+
+    async def _drain(self) -> None:
+        async with aclosing(self.source.take(self._asks())) as answers:
+            async for taken in answers:
+                self._last_row = taken.ask.sample.row
+                await self._settle(taken)
+                if self.store.due:
+                    await self.commit()
+                self.progress(self._last_row)
+
+    async def _age(self, drain: asyncio.Task[None]) -> None:
+        """Write a shard when it is old enough, also while nothing comes; end what hangs after a stop."""
+        while not self._stop.is_set():
+            try:
+                await asyncio.wait_for(self._stop.wait(), 1.0)
+            except asyncio.TimeoutError:
+                if self.store.due:
+                    await self.commit()
         await self.commit()
-        self.progress(row, force=True)
+        await asyncio.sleep(_STOP_GRACE_S)
+        self._gave_up = True
+        drain.cancel()
 
     def progress(self, row: int, *, force: bool = False) -> None:
         """Tell how far the run is."""
@@ -120,29 +160,33 @@ class Extraction:
 
     async def commit(self) -> None:
         """Make the buffer durable; only then are its samples done."""
-        nbytes = self.store.buffered_bytes
-        lines = await self._in_worker(self.store.commit)
-        if not lines:
-            return
-        self._bytes += nbytes
-        self.report.emit(
-            "shard_committed", shard=lines[0].shard, rows=[line.row for line in lines], bytes=nbytes
-        )
-        for line in lines:
-            self.report.emit(
-                "sample_done",
-                row=line.row,
-                rid=line.rid,
-                n_tokens=line.n_tokens,
-                attempts=line.attempts,
-                evidence=dict(line.evidence),
-            )
+        async with self._committing:
+            nbytes = self.store.buffered_bytes
+            lines = await self._in_worker(self.store.commit)
+            if not lines:
+                return
+            self._bytes += nbytes
+            rows = [line.row for line in lines]
+            self.report.emit("shard_committed", shard=lines[0].shard, rows=rows, bytes=nbytes)
+            for line in lines:
+                self.report.emit(
+                    "sample_done",
+                    row=line.row,
+                    rid=line.rid,
+                    n_tokens=line.n_tokens,
+                    attempts=line.attempts,
+                    evidence=dict(line.evidence),
+                )
 
     async def _in_worker(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
     async def _asks(self) -> AsyncIterator[Ask]:
         while not self._stop.is_set():
+            if self._waiting:  # the source does not answer: asking for more would only lose more
+                self._changed.clear()
+                await self._changed.wait()
+                continue
             if self._again:
                 yield self._again.popleft()
                 continue
@@ -164,17 +208,15 @@ class Extraction:
     def _next_ask(self, state: _Row, ask: Ask) -> Ask:
         state.asked += 1
         name = rid(self.spec.run, ask.sample.row, state.asked)
-        state.rids.append(name)
         return Ask(ask.sample, name, state.asked)
 
     async def _settle(self, taken: Taken) -> None:
         row = taken.ask.sample.row
         state = self._rows[row]
         if taken.lost:
-            await self._wait_for_source(taken)
-            self._ask_again(taken.ask, state)
+            await self._lost(taken, state)
             return
-        self._answers_again()
+        self._losses = 0
         if taken.states is None:
             assert taken.finding is not None
             await self._refuse(taken.ask, state, taken.finding)
@@ -192,12 +234,9 @@ class Extraction:
             await self._compare(taken, state, judged.record)
         elif self._wants_retake(judged):
             state.held = judged.record
-            state.retakes += 1
-            number = RETAKE_ATTEMPT + state.retakes - 1
-            self._again.append(Ask(taken.ask.sample, rid(self.spec.run, row, number), number, alone=True))
-            self._changed.set()
+            await self._retake(taken, state)
         else:
-            self._accept(taken, judged.record)
+            await self._accept(taken, judged.record)
 
     def _wants_retake(self, judged: Judged) -> bool:
         """Undecided samples, and every Nth of all, are taken a second time, alone."""
@@ -212,15 +251,15 @@ class Extraction:
         assert held is not None
         cosine = await self._in_worker(lambda: compare_retake(held, again))
         if cosine >= self._agree:
-            self._accept(taken, with_retake(held, cosine))
+            await self._accept(taken, with_retake(held, cosine))
             return
         n = len(taken.ask.sample.input_ids)
         evidence = {"kind": "retake", "value": round(cosine, 6), "tokens": n}
         finding = Finding(Cause.EVIDENCE_LOW, round(cosine, 6), self._agree, evidence, taken.states)
         await self._refuse(taken.ask, state, finding)
 
-    def _accept(self, taken: Taken, record: Record) -> None:
-        self.store.add(record)
+    async def _accept(self, taken: Taken, record: Record) -> None:
+        await self._in_worker(lambda: self.store.add(record))  # all changes of the store in one thread
         self.report.accepted(record.n_tokens, taken.request_s)
         self._close(record.row)
 
@@ -229,21 +268,32 @@ class Extraction:
         self._open -= 1
         self._changed.set()
 
-    def _ask_again(self, ask: Ask, state: _Row) -> None:
-        if state.held is not None:  # the retake was lost, not the sample: compare again
-            state.retakes += 1
-            number = RETAKE_ATTEMPT + (state.retakes - 1) % 10
-            self._again.append(
-                Ask(ask.sample, rid(self.spec.run, ask.sample.row, number), number, alone=True)
-            )
-        elif state.asked < RETAKE_ATTEMPT - 1:
-            self._again.append(self._next_ask(state, ask))
+    async def _lost(self, taken: Taken, state: _Row) -> None:
+        """Nothing is known of a request: ask again when the source is ready.
+
+        A row that is lost again and again by a source that is ready counts as refused.
+        """
+        state.lost += 1
+        self._losses += 1
+        await self._wait_for_source(taken)
+        if self._stop.is_set():
+            return
+        if state.lost % _LOSSES_AN_ATTEMPT == 0:
+            await self._refuse(taken.ask, state, _missing(taken, state))
+        elif state.held is not None:  # the retake was lost, not the sample
+            await self._retake(taken, state)
         else:
-            raise ConnectionFailed(
-                f"row {ask.sample.row} was lost {state.asked} times",
-                "the server answers and then loses requests",
-                "see the server's log, then resume the run",
-            )
+            self._again.append(self._next_ask(state, taken.ask))
+        self._changed.set()
+
+    async def _retake(self, taken: Taken, state: _Row) -> None:
+        if state.retakes >= _MOST_RETAKES:
+            await self._refuse(taken.ask, state, _missing(taken, state))
+            return
+        number = RETAKE_ATTEMPT + state.retakes
+        state.retakes += 1
+        sample = taken.ask.sample
+        self._again.append(Ask(sample, rid(self.spec.run, sample.row, number), number, alone=True))
         self._changed.set()
 
     async def _refuse(self, ask: Ask, state: _Row, finding: Finding) -> None:
@@ -276,33 +326,40 @@ class Extraction:
         self.report.emit("quarantined", row=row, rid=name, attempts=attempts, cause=finding.cause.value)
 
     async def _wait_for_source(self, taken: Taken) -> None:
-        """The link failed: nothing is known of the request. Go on as soon as the source answers."""
-        now = time.monotonic()
-        if self._lost_since is None:
-            self._lost_since = now
-            self.report.emit("paused", reason=taken.lost[:200])
-            self.report.warning(f"the source does not answer ({taken.lost[:200]}); waiting for it")
-        pause = 0.5
-        while not self._stop.is_set():
-            try:
-                await self.source.describe()
-                return
-            except ConnectionFailed as error:
-                if time.monotonic() - self._lost_since > _PATIENCE_S:
+        """Back off, and wait until the source is ready again. Raises ConnectionFailed when it stays away."""
+        await self._pause(min(0.2 * 1.5 ** min(self._losses, 12), 10.0))
+        if self._stop.is_set() or await self.source.ready():
+            return
+        since = time.monotonic()
+        self._waiting = True
+        self.report.emit("paused", reason=taken.lost[:200])
+        self.report.warning(f"the source does not answer ({taken.lost[:200]}); waiting for it")
+        try:
+            while not self._stop.is_set() and not await self.source.ready():
+                if time.monotonic() - since > _PATIENCE_S:
                     raise ConnectionFailed(
                         f"the source did not answer for {_PATIENCE_S / 60:.0f} min",
-                        str(error.why),
+                        taken.lost[:200],
                         "start the server, then resume the run: what is done is kept",
-                    ) from error
-            try:
-                await asyncio.wait_for(self._stop.wait(), pause)
-            except asyncio.TimeoutError:
-                pause = min(pause * 1.5, 10.0)
+                    )
+                await self._pause(2.0)
+        finally:
+            self._waiting = False
+            self._changed.set()
+        self.report.emit("resumed", after_s=round(time.monotonic() - since, 1))
 
-    def _answers_again(self) -> None:
-        if self._lost_since is not None:
-            self.report.emit("resumed", after_s=round(time.monotonic() - self._lost_since, 1))
-            self._lost_since = None
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but not through a stop."""
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+
+
+def _missing(taken: Taken, state: _Row) -> Finding:
+    """A row of which the source gives nothing, though it is ready."""
+    why = {"why": taken.lost[:200], "lost": state.lost, "retakes": state.retakes}
+    return Finding(Cause.MISSING, None, len(taken.ask.sample.input_ids), why)
 
 
 def _tensors(states: States | None) -> dict[str, Tensor] | None:

@@ -1,7 +1,8 @@
 """``python -m engine extract``: one run attempt from its specification to its result.
 
-Order: dataset -> store identity -> preflight -> canary -> extraction. Under the supervisor (HSX_RUN is set)
-the events, the result and the store's lock are the run directory's; without it they lie in --run-dir.
+Order: dataset -> identity compared -> preflight -> identity written -> canary -> extraction. Under the
+supervisor (HSX_RUN is set) the events, the result and the store's lock are the run directory's; without it
+they lie in --run-dir.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine import __version__
 from engine.capture.states import Finding
@@ -24,19 +25,24 @@ from engine.run.extract import Extraction
 from engine.run.report import Report, say
 from engine.run.validate import Validator
 from engine.sources.sglang import SGLangSource
-from engine.store.identity import build_manifest, claim
+from engine.store import identity
 from engine.store.normfile import write_norm
 from engine.store.store import Store
 from engine.targets.head import HeadRows
 from engine.targets.lowest import LowestLayers, TargetFacts, final_norm, target_facts
+from engine.wire import stopwish
 from engine.wire.causes import Cause
-from engine.wire.errors import HsxError
+from engine.wire.errors import HsxError, PreflightError, StoreError
 from engine.wire.ids import rid
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from engine.host.events import EventLog
     from engine.sources.protocol import Source, SourceFacts
     from engine.wire.spec import ExtractSpec
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,14 +65,30 @@ class Result:
         return {"schema_version": 1, **self.__dict__}
 
 
+class _Stopped(Exception):
+    """The stop came before the extraction began."""
+
+
 class Job:
     """One run attempt; everything it opens is closed by ``run``."""
 
     def __init__(self, spec: ExtractSpec, events: EventLog, attempt: int) -> None:
-        self.spec, self.events, self.attempt = spec, events, attempt
+        self.spec, self.attempt = spec, attempt
         self.stop = asyncio.Event()
         self.extraction: Extraction | None = None
+        self._events = events
         self._began = time.monotonic()
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """An event. StoreError when the run directory's disk is full."""
+        try:
+            self._events.emit(kind, **fields)
+        except OSError as error:
+            raise StoreError(
+                "the run directory cannot be written",
+                error.strerror or str(error),
+                "make room on that disk, then resume the run: what is done is kept",
+            ) from error
 
     def ask_stop(self) -> None:
         """End gracefully: finish what is in flight, write the open shard."""
@@ -82,13 +104,13 @@ class Job:
 
         torch.set_num_threads(1)  # the server on the same host needs the cores more
         spec = self.spec
-        self.events.emit(
-            "run_started", run=spec.run, attempt=self.attempt, engine=__version__, spec=spec.to_json()
-        )
+        self.emit("run_started", run=spec.run, attempt=self.attempt, engine=__version__, spec=spec.to_json())
         source = SGLangSource(spec.source, spec.concurrency)
         worker = ThreadPoolExecutor(1, "hsx-worker")
         try:
             return await self._steps(source, worker)
+        except _Stopped:
+            return self._stopped_early()
         finally:
             worker.shutdown(wait=True)
             await source.aclose()
@@ -96,42 +118,31 @@ class Job:
     async def _steps(self, source: Source, worker: ThreadPoolExecutor) -> Result:
         spec = self.spec
         self._phase("dataset", spec.dataset.path)
-        samples, counted = await asyncio.to_thread(_open_samples, spec)
+        samples, counted = await self._unless_stopped(asyncio.to_thread(_open_samples, spec))
         target = target_facts(spec.target.model)
-        facts = await source.describe()
-        store = await asyncio.to_thread(_open_store, spec, samples, target, source.attribution)
+        facts = await self._unless_stopped(source.describe())
+        manifest = _manifest(spec, samples, target, source.attribution)
+        identity.check(Path(spec.store), manifest)
+        store = Store(Path(spec.store), spec.shard_bytes, spec.shard_seconds)
         pending = {r for r in samples.rows if r not in store.done and r not in store.quarantined}
-        if store.recovered:
-            self.events.emit(
-                "warning", text=f"{len(store.recovered)} rows were found in a shard without their lines"
-            )
         done_tokens = sum(counted.n_tokens[r] for r in samples.rows if r not in pending)
-        report = Report(self.events.emit, counted.total, done_tokens)
+        report = Report(self.emit, counted.total, done_tokens)
+        if store.recovered:
+            report.warning(f"{len(store.recovered)} rows were found in a shard without their lines")
         size = preflight.estimate(spec, counted, pending, target.hidden_size, facts.dtype)
         await self._preflight(report, target, facts, counted, size)
-        store.log_attempt(
-            {
-                "attempt": self.attempt,
-                "engine": {"id": os.environ.get("HSX_ENGINE_ID", ""), "version": __version__},
-                "server": {"version": facts.version, "flags": dict(facts.flags), "url": spec.source.url},
-                "host": os.uname().nodename,
-                "pending": len(pending),
-                "done": len(store.done),
-            }
-        )
+        identity.claim(store.path, manifest)  # nothing is written for a run that is refused
+        self._log_attempt(store, facts, len(pending))
         left = await source.clear(spec.run)
         if left:
             report.warning(f"{left} dumps of an earlier attempt were removed unread")
-        validator = await asyncio.to_thread(_validator, spec, target, facts, store)
+        validator = await self._unless_stopped(asyncio.to_thread(_validator, spec, target, facts, store))
         self.extraction = Extraction(
             spec, samples, counted, store, source, validator, report, facts.dtype, worker, self.stop
         )
-        for row in preflight.over_long(
-            {r: counted.n_tokens[r] for r in pending}, preflight.length_limit(spec, target, facts)
-        ):
-            await self._set_aside_long(
-                row, counted.n_tokens[row], preflight.length_limit(spec, target, facts)
-            )
+        limit = preflight.length_limit(spec, target, facts)
+        for row in preflight.over_long({r: counted.n_tokens[r] for r in pending}, limit):
+            await self._set_aside_long(row, counted.n_tokens[row], limit)
             pending.discard(row)
         await self._canary(report, source, validator, samples, counted, sorted(pending), size, facts)
         self._phase("extract", f"{len(pending)} of {len(samples)} rows, {size.tokens} tokens")
@@ -139,11 +150,42 @@ class Job:
         try:
             await self.extraction.run()
         finally:
-            result = self._result(samples, store, counted, report, facts)
-        return result
+            await source.clear(spec.run)
+        return self._result(samples, store, counted, report, facts)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; _Stopped as soon as a stop is asked for."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise _Stopped
+        finally:
+            for each in (task, stop):
+                each.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+
+    def _stopped_early(self) -> Result:
+        """Nothing was asked for in this attempt; the store is as it was."""
+        wall = round(time.monotonic() - self._began, 2)
+        server = {"model": self.spec.target.model, "version": "", "attribution": "rid"}
+        return Result("aborted", 0, 0, 0, 0, 0, wall, 0.0, server)
+
+    def _log_attempt(self, store: Store, facts: SourceFacts, pending: int) -> None:
+        store.log_attempt(
+            {
+                "attempt": self.attempt,
+                "engine": {"id": os.environ.get("HSX_ENGINE_ID", ""), "version": __version__},
+                "server": {"version": facts.version, "flags": dict(facts.flags), "url": self.spec.source.url},
+                "host": os.uname().nodename,
+                "pending": pending,
+                "done": len(store.done),
+            }
+        )
 
     def _phase(self, name: str, detail: str = "") -> None:
-        self.events.emit("phase", name=name, detail=detail)
+        self.emit("phase", name=name, detail=detail)
         say(f"{name}{': ' if detail else ''}{detail}")
 
     async def _preflight(
@@ -183,7 +225,9 @@ class Job:
             return
         self._phase("canary", f"rows {', '.join(map(str, rows))}")
         chosen = [samples.sample(r) for r in rows]
-        result = await canary.run_canary(self.spec.run, source, validator, chosen, facts.dtype)
+        result = await self._unless_stopped(
+            canary.run_canary(self.spec.run, source, validator, chosen, facts.dtype)
+        )
         hours = size.tokens / result.tok_per_s / 3600 if result.tok_per_s else None
         projection = {"hours": hours, "bytes": size.bytes, "tokens": size.tokens}
         report.emit("canary", **result.to_json(), projection=projection)
@@ -220,8 +264,10 @@ def _open_samples(spec: ExtractSpec) -> tuple[Samples, Counted]:
     return samples, samples.count()
 
 
-def _open_store(spec: ExtractSpec, samples: Samples, target: TargetFacts, attribution: str) -> Store:
-    manifest = build_manifest(
+def _manifest(
+    spec: ExtractSpec, samples: Samples, target: TargetFacts, attribution: str
+) -> identity.Manifest:
+    return identity.build_manifest(
         target={
             "model": spec.target.model,
             "revision": None,
@@ -242,15 +288,17 @@ def _open_store(spec: ExtractSpec, samples: Samples, target: TargetFacts, attrib
         tokenizer_sha256=samples.tokens.sha256,
         chat_template={"sha256": samples.tokens.template_sha256, "thinking": spec.dataset.thinking},
     )
-    path = Path(spec.store)
-    claim(path, manifest)
-    return Store(path, spec.shard_bytes, spec.shard_seconds)
 
 
 def _validator(spec: ExtractSpec, target: TargetFacts, facts: SourceFacts, store: Store) -> Validator:
     lowest = LowestLayers(spec.target.model, spec.target.taps[0] if spec.evidence == "recompute" else 0)
-    norm = final_norm(lowest)
-    write_norm(store.path, norm.weight, norm.eps, norm.flavour)
+    try:
+        norm = final_norm(lowest)
+        write_norm(store.path, norm.weight, norm.eps, norm.flavour)
+    except PreflightError:
+        if spec.target.last == "pre":
+            raise
+        norm = None  # an unknown norm matters only where post-norm is to be computed from pre-norm
     if spec.evidence == "recompute":
         return Validator(spec.target, target.hidden_size, facts.dtype, lowest=lowest)
     head = HeadRows(spec.target.model)
@@ -258,16 +306,22 @@ def _validator(spec: ExtractSpec, target: TargetFacts, facts: SourceFacts, store
 
 
 async def run_job(spec: ExtractSpec, events: EventLog, attempt: int) -> Result:
-    """Run one attempt with SIGTERM and SIGINT as the graceful stop; always ends with run_finished."""
+    """Run one attempt with SIGTERM and SIGINT as the graceful stop; it ends with run_finished."""
     job = Job(spec, events, attempt)
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, job.ask_stop)
+    if stopwish.asked():
+        job.ask_stop()
     try:
         result = await job.run()
     except HsxError as error:
-        events.emit("run_finished", outcome="failed", error=error.to_json())
+        job.emit("run_finished", outcome="failed", error=error.to_json())
         raise
-    events.emit("run_finished", **result.to_json())
+    except Exception as error:
+        defect = HsxError("the engine failed", f"{type(error).__name__}: {error}", "report this with the log")
+        job.emit("run_finished", outcome="failed", error=defect.to_json())
+        raise
+    job.emit("run_finished", **result.to_json())
     say(f"{result.outcome}: done {result.done}, quarantined {result.quarantined}, pending {result.pending}")
     return result

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.capture.beacon import read_beacons
+from engine.capture.evidence import TOLERANCE
 from engine.wire.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def run_checks(
     return [
         _model(spec, source),
         _settings(source),
+        _dtype(source),
         _layers(spec, source),
         _taps(spec, target),
         _lengths(spec, target, source, counted),
@@ -120,6 +122,12 @@ def _settings(source: SourceFacts) -> Check:
     return Check(
         "server settings", not source.problems, detail, "restart the server with the capture's flags"
     )
+
+
+def _dtype(source: SourceFacts) -> Check:
+    ok = source.dtype in TOLERANCE
+    detail = f"the server computes in {source.dtype or 'an unknown dtype'}"
+    return Check("dtype", ok, detail, f"start the server with --dtype {' or '.join(TOLERANCE)}")
 
 
 def _layers(spec: ExtractSpec, source: SourceFacts) -> Check:

@@ -36,8 +36,11 @@ _BY_COUNT = frozenset(
 
 def say(text: str) -> None:
     """One line to the run's log, with the time in front."""
-    sys.stdout.write(f"{now_iso()[:19]}Z {text}\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(f"{now_iso()[:19]}Z {text}\n")
+        sys.stdout.flush()
+    except OSError:
+        return  # the log's disk is full: a run does not end for that, and the events say what happens
 
 
 class Rate:

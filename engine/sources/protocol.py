@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     from engine.capture.states import Finding, States
     from engine.dataset.tokens import Sample
@@ -61,12 +61,15 @@ class Source(Protocol):
         """Read the settings back. Raises ConnectionFailed when the source does not answer."""
         ...
 
-    async def clear(self, run: str) -> int:
-        """End and remove what an earlier attempt of ``run`` left behind; returns how many dumps there
-        were."""
+    async def ready(self) -> bool:
+        """Whether it would take an ask now."""
         ...
 
-    def take(self, asks: AsyncIterator[Ask]) -> AsyncIterator[Taken]:
+    async def clear(self, run: str) -> int:
+        """Remove what ``run`` left behind; returns how many dumps there were."""
+        ...
+
+    def take(self, asks: AsyncIterator[Ask]) -> AsyncGenerator[Taken, None]:
         """Answer every ask, in any order, as many at once as the source thinks good."""
         ...
 

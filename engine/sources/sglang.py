@@ -22,10 +22,11 @@ from engine.sources.gate import Gate
 from engine.sources.protocol import Ask, SourceFacts, Taken
 from engine.sources.sglang_api import Api
 from engine.wire.causes import Cause
+from engine.wire.errors import UsageError
 from engine.wire.ids import parse_rid, run_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     from engine.dataset.tokens import Sample
     from engine.wire.spec import SourceSpec
@@ -60,39 +61,54 @@ class SGLangSource:
         info = await self.api.get("/server_info")
         return read_facts(info)
 
-    async def clear(self, run: str) -> int:
-        """Abort what is in flight of ``run`` and remove its dumps by exact name."""
-        await self.api.abort(run_prefix(run))
-        rids = {
-            name for p in self.folder.glob(f"{run_prefix(run)}*") if parse_rid(name := p.name.split(".")[0])
-        }
-        for rid in rids:
-            remove_dump(self.folder, rid)
-        return len(rids)
+    async def ready(self) -> bool:
+        """Whether the server would take a request now (GET /ready: nothing is generated)."""
+        return await self.api.ready()
 
-    async def take(self, asks: AsyncIterator[Ask]) -> AsyncIterator[Taken]:
-        """Answer every ask, up to the concurrency at once."""
-        answers: asyncio.Queue[Taken | None] = asyncio.Queue()
-        feeder = asyncio.create_task(self._feed(asks, answers))
+    async def clear(self, run: str) -> int:
+        """Remove the dumps of ``run`` by exact name. Nothing is aborted: the server ends a request whose
+        client
+        is gone by itself, and aborting goes by prefix, so it would hit a run whose name begins like ours."""
+        return await asyncio.to_thread(self._clear, run)
+
+    def _clear(self, run: str) -> int:
+        names = {p.name.split(".")[0] for p in self.folder.glob(f"{run_prefix(run)}*")}
+        ours = [name for name in names if (parsed := parse_rid(name)) and parsed.run == run]
+        for name in ours:
+            remove_dump(self.folder, name)
+        return len(ours)
+
+    async def take(self, asks: AsyncIterator[Ask]) -> AsyncGenerator[Taken, None]:
+        """Answer every ask, up to the concurrency at once, those not yet looked at included."""
+        slots = asyncio.Semaphore(self._concurrency)
+        answers: asyncio.Queue[Taken | Exception | None] = asyncio.Queue()
+        feeder = asyncio.create_task(self._feed(asks, answers, slots))
         try:
-            while (taken := await answers.get()) is not None:
-                yield taken
-            await feeder
+            while (answer := await answers.get()) is not None:
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+                slots.release()  # only now: what is not looked at yet takes memory, too
         finally:
             feeder.cancel()
             await asyncio.gather(feeder, return_exceptions=True)
 
-    async def _feed(self, asks: AsyncIterator[Ask], answers: asyncio.Queue[Taken | None]) -> None:
-        slots = asyncio.Semaphore(self._concurrency)
+    async def _feed(
+        self,
+        asks: AsyncIterator[Ask],
+        answers: asyncio.Queue[Taken | Exception | None],
+        slots: asyncio.Semaphore,
+    ) -> None:
         tasks: set[asyncio.Task[None]] = set()
 
         async def one(ask: Ask) -> None:
             try:
                 async with self._gate.enter(ask.alone):
-                    taken = await self._ask(ask)
-                await answers.put(taken)
-            finally:
-                slots.release()
+                    answers.put_nowait(await self._ask(ask))
+            except (
+                Exception
+            ) as error:  # whatever it is: an ask without an answer would be waited for for ever
+                answers.put_nowait(error)
 
         try:
             await slots.acquire()
@@ -102,10 +118,12 @@ class SGLangSource:
                 task.add_done_callback(tasks.discard)
                 await slots.acquire()
             await asyncio.gather(*tasks)
+        except Exception as error:  # reading a row failed: the same
+            answers.put_nowait(error)
         finally:
             for task in tasks:
                 task.cancel()
-            await answers.put(None)
+            answers.put_nowait(None)
 
     async def _ask(self, ask: Ask) -> Taken:
         began = time.monotonic()
@@ -121,9 +139,18 @@ class SGLangSource:
         seconds = time.monotonic() - began
         if isinstance(result, States):
             return Taken(ask, states=result, request_s=seconds, flying=flying)
+        await asyncio.to_thread(self._forget, ask.rid)
         if isinstance(result, Finding):
             return Taken(ask, finding=result, request_s=seconds, flying=flying)
         return Taken(ask, lost=result, request_s=seconds, flying=flying)
+
+    def _forget(self, rid: str) -> None:
+        """Remove a dump that nobody will read; one that comes later still is removed at the end of the
+        run."""
+        try:
+            remove_dump(self.folder, rid)
+        except OSError:
+            return  # the folder is gone or not ours: preflight and the next dump say so
 
     async def _request(self, ask: Ask) -> States | Finding | str:
         """States, a finding, or a text: the link failed and nothing is known."""
@@ -136,23 +163,31 @@ class SGLangSource:
         }
         try:
             response = await self.api.generate(body)
-        except httpx.TimeoutException:
+        except httpx.ReadTimeout:
             await self.api.abort(ask.rid)
+            if not await self.api.ready():
+                return f"no answer within {self.spec.timeout_s:g} s, and the server is not ready"
             return Finding(Cause.LATE, round(self.spec.timeout_s), None, {"timeout_s": self.spec.timeout_s})
         except httpx.HTTPError as error:
             return str(error) or type(error).__name__
         if response.status_code != 200:
-            return _refusal(response, len(ask.sample.input_ids))
+            return refusal(response, len(ask.sample.input_ids), self.spec.url)
         try:
             meta = response.json()["meta_info"]
             shake = meta.get("hsx")
+            prompt_tokens = int(meta.get("prompt_tokens", -1))
         except (ValueError, KeyError, TypeError, AttributeError):
             return Finding(
                 Cause.UNREADABLE, "an answer that is not SGLang's", None, {"text": response.text[:200]}
             )
-        return await self._dump(ask, meta, shake)
+        try:
+            return await self._dump(ask, meta, shake, prompt_tokens)
+        except OSError as error:
+            return Finding(Cause.UNREADABLE, "the dump folder", None, {"why": str(error)[:200]})
 
-    async def _dump(self, ask: Ask, meta: Mapping[str, Any], shake: object) -> States | Finding | str:
+    async def _dump(
+        self, ask: Ask, meta: Mapping[str, Any], shake: object, prompt_tokens: int
+    ) -> States | Finding | str:
         if meta.get("id") != ask.rid:
             return Finding(Cause.FOREIGN, str(meta.get("id"))[:80], ask.rid, {"where": "the reply"})
         reason = meta.get("finish_reason")
@@ -166,8 +201,8 @@ class SGLangSource:
         if "error" in shake:
             return Finding(Cause.WRITER_ERROR, str(shake["error"])[:200], None, {})
         n = len(ask.sample.input_ids)
-        if int(meta.get("prompt_tokens", n)) != n:
-            return Finding(Cause.TRUNCATED_INPUT, int(meta["prompt_tokens"]), n, {"where": "the reply"})
+        if prompt_tokens != n:
+            return Finding(Cause.TRUNCATED_INPUT, prompt_tokens, n, {"where": "the reply"})
         return await asyncio.to_thread(self._read, ask, shake)
 
     def _read(self, ask: Ask, shake: Mapping[str, Any]) -> States | Finding:
@@ -225,13 +260,18 @@ def judge_dump(dump: Dump, ids: tuple[int, ...], promised: str) -> States | Find
     return Finding(Cause.PARTIAL_CHUNK if rows != n else Cause.WRITER_ERROR, rows, n, why)
 
 
-def _refusal(response: httpx.Response, n: int) -> Finding | str:
-    text = response.text[:300]
-    if response.status_code == 400 and "longer than" in text:
-        return Finding(Cause.TRUNCATED_INPUT, None, n, {"http": 400, "text": text})
-    if response.status_code == 400 and "Duplicate" not in text:
-        return Finding(Cause.MISSING, None, n, {"http": 400, "text": text})
-    return f"HTTP {response.status_code}: {text}"
+def refusal(response: httpx.Response, n: int, url: str) -> Finding | str:
+    """A status other than 200: a finding about this row, or a text: nothing is known, it may be asked again.
+
+    Raises UsageError when the server does not let us in at all.
+    """
+    code, text = response.status_code, " ".join(response.text[:300].split())
+    if code in (401, 403):
+        raise UsageError(f"the server at {url} refuses us", f"HTTP {code}: {text}", "set source.api_key_env")
+    if code >= 500 or code in (408, 409, 429) or (code == 400 and "Duplicate" in text):
+        return f"HTTP {code}: {text}"
+    cause = Cause.TRUNCATED_INPUT if "longer than" in text else Cause.MISSING
+    return Finding(cause, None, n, {"http": code, "text": text})
 
 
 def read_facts(info: Mapping[str, Any]) -> SourceFacts:

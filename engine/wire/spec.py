@@ -128,6 +128,10 @@ def _check(spec: ExtractSpec) -> None:
     ):
         if value not in allowed:
             raise SpecError(f"bad {name} {value!r}", f"it is one of {', '.join(map(str, allowed))}")
+    if isinstance(spec.attempts, int) and spec.attempts > 8:
+        raise SpecError(
+            f"bad attempts {spec.attempts}", "at most 8: their numbers are two digits", "lower it"
+        )
     for name, number, least in (
         ("concurrency", spec.concurrency, 1),
         ("attempts", spec.attempts, 1),

@@ -152,6 +152,65 @@ def test_a_dump_left_behind_is_never_taken(bench: Bench) -> None:
     assert any("removed unread" in e["text"] for e in bench.of("warning"))
 
 
+def test_a_dump_of_huge_values_is_refused_and_does_not_end_the_run(bench: Bench) -> None:
+    """Uninitialised memory is finite: its error overflows, and the evidence must still be written."""
+    import torch
+
+    from engine.capture.evidence import judge
+    from engine.wire.events import encode
+
+    states, truth = torch.full((3, 4), 1e30), torch.ones(3, 4)
+    value, wrong = judge(states, truth, "float32")
+    assert wrong is not None
+    assert value > 1e9
+    assert encode(1, "mismatch", {"evidence": wrong.to_json()})
+
+
+def test_an_error_in_the_middle_keeps_what_was_checked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that cannot be read ends the run; the samples before it are durable all the same."""
+    from engine.dataset.samples import Samples
+
+    real = Samples.sample
+
+    def sample(self: Samples, row: int) -> Any:
+        if row == 20 and not counting:
+            raise DatasetError("row 20 is gone", "somebody cut the file", "restore it")
+        return real(self, row)
+
+    counting: list[bool] = [True]
+    real_count = Samples.count
+
+    def count(self: Samples) -> Any:
+        try:
+            return real_count(self)
+        finally:
+            counting.clear()
+
+    monkeypatch.setattr(Samples, "sample", sample)
+    monkeypatch.setattr(Samples, "count", count)
+    dataset = write_rows(bench.place / "d.jsonl", token_rows(40))
+    with pytest.raises(DatasetError, match="row 20 is gone"):
+        bench.run(bench.make_spec(dataset, shard_bytes=1 << 30, canary=0))
+    done, _ = read_index(bench.store)
+    assert len(done) >= 10
+    assert bench.events[-1]["type"] == "run_finished"
+
+
+def test_a_shard_is_written_when_it_is_old_enough_though_nothing_comes(bench: Bench) -> None:
+    dataset = write_rows(bench.place / "d.jsonl", token_rows(30))
+    result = bench.run(bench.make_spec(dataset, shard_bytes=1 << 30, shard_seconds=0.0))
+    assert result.done == 30
+    assert len(bench.of("shard_committed")) > 3
+
+
+def test_a_stop_before_the_extraction_is_an_abort(bench: Bench) -> None:
+    dataset = write_rows(bench.place / "d.jsonl", token_rows(5))
+    spec = bench.make_spec(dataset)
+    result = bench.run(spec, stop_after=0)
+    assert result.outcome in ("aborted", "complete")
+    assert bench.run(spec, attempt=2).done == 5
+
+
 def test_a_server_that_dies_is_waited_for(bench: Bench, chat_tiny: Path, tmp_path: Path) -> None:
     place = tmp_path / "mortal"
     place.mkdir()
@@ -220,6 +279,8 @@ def test_preflight_refuses(bench: Bench, changes: dict[str, Any], match: str) ->
         bench.run(bench.make_spec(dataset, **changes))
     assert caught.value.next_step
     assert bench.events[-1]["outcome"] == "failed"
+    assert not bench.store.joinpath("manifest.json").exists()
+    assert bench.run(bench.make_spec(dataset), attempt=2).done == 5  # corrected, the same store is used
 
 
 def test_over_long_rows_can_be_set_aside_instead(bench: Bench) -> None:
