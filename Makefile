@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
 # .ci/run also runs every target named test-*.
-.PHONY: setup system-packages demo test check format soak clean
+.PHONY: setup system-packages demo test check format clean
 
 setup: $(STAMP)
 

@@ -54,7 +54,6 @@ class Cell:
         return f"{len(self.worst) - len(self.accepted)}/{len(self.worst)}"
 
 
-
 def judged(post: torch.Tensor, head_rows: torch.Tensor, ids: Sequence[int]) -> tuple[float, str]:
     """(win rate, verdict) as the product judges it."""
     rate, pairs = win_rate(post, head_rows, ids)

@@ -1,7 +1,7 @@
 """How much of the bare server's speed is left when hidden states are captured, and when they are checked
 and stored?
 
-    python -m benchmarks.pipeline [--rounds 10] [--samples 24]
+    python -m benchmarks.pipeline [--rounds 10] [--samples 24] [--threads 2]
 
 Three ways over the same samples with the same concurrency, interleaved: the bare server; a server with
 capture (dumps written and removed); the whole pipeline to verified shards. Tokens are prompt tokens; the
@@ -120,6 +120,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--rounds", type=int, default=10)
     p.add_argument("--samples", type=int, default=24)
+    p.add_argument("--threads", type=int, default=2, help="of the server")
     args = p.parse_args()
     torch.set_num_threads(1)
     model = smollm2()
@@ -135,12 +136,14 @@ def main() -> None:
         ids = ids[: args.samples]
         dataset.write_text("".join(json.dumps({"input_ids": i}) + "\n" for i in ids))
         tokens = sum(map(len, ids))
-        print(f"{len(ids)} samples, {tokens} tokens, concurrency {CONCURRENCY}, {args.rounds} rounds")
+        print(
+            f"{len(ids)} samples, {tokens} tokens, concurrency {CONCURRENCY}, {args.threads} threads, {args.rounds} rounds"
+        )
         servers = []
         try:
             for name, flags in (("bare", ["--no-capture"]), ("capture", [])):
                 (place / name).mkdir()
-                flags += ["--threads", "2", "--taps", " ".join(map(str, TAPS))]
+                flags += ["--threads", str(args.threads), "--taps", " ".join(map(str, TAPS))]
                 servers.append(start_server(model, place / name, *flags))
             bare, capture = servers
             ways: dict[str, Callable[[int], Measured]] = {
