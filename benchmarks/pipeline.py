@@ -136,9 +136,8 @@ def main() -> None:
         ids = ids[: args.samples]
         dataset.write_text("".join(json.dumps({"input_ids": i}) + "\n" for i in ids))
         tokens = sum(map(len, ids))
-        print(
-            f"{len(ids)} samples, {tokens} tokens, concurrency {CONCURRENCY}, {args.threads} threads, {args.rounds} rounds"
-        )
+        print(f"{len(ids)} samples, {tokens} tokens, concurrency {CONCURRENCY}, {args.rounds} rounds")
+        print(f"server threads: {args.threads}")
         servers = []
         try:
             for name, flags in (("bare", ["--no-capture"]), ("capture", [])):
