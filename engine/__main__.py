@@ -70,8 +70,10 @@ def _extract(argv: Sequence[str]) -> int:
     run.mkdir(parents=True, exist_ok=True, mode=0o700)
     with hold_output(Path(spec.store), supervised=_run_dir() is not None):
         with contextlib.closing(EventLog(run / "events.jsonl")) as events:
-            result = asyncio.run(run_job(spec, events, attempt))
-            stopwish.install()  # the loop took its handlers with it, and the result is not written yet
+            try:
+                result = asyncio.run(run_job(spec, events, attempt))
+            finally:
+                stopwish.install()  # the loop took its handlers with it, and the result is not written yet
     _finish(result.to_json(), a.json)
     if result.outcome == "aborted":
         return EXIT_ABORTED
