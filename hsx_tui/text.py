@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from engine.wire.errors import from_json
+
+if TYPE_CHECKING:
+    from engine.wire.errors import HsxError
 
 LIMIT = 2000
 """The longest line that is kept, in characters, with the mark that says how much was cut."""
@@ -66,6 +71,12 @@ def clean_value(value: Any, depth: int = MAX_DEPTH) -> Any:
     if isinstance(value, list | tuple):
         return [clean_value(v, depth - 1) for v in value]
     return clean(repr(value))
+
+
+def host_error(data: object) -> HsxError:
+    """An error that a host sent, rebuilt with its text cleaned."""
+    error = from_json(data)
+    return type(error)(clean(error.what), clean(error.why), clean(error.next_step))
 
 
 def _printable(char: str) -> str:

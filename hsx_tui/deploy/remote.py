@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncssh
 
-from engine.wire.errors import ConnectionFailed, HsxError, LinkLost, RemoteError, from_json
+from engine.wire.errors import ConnectionFailed, HsxError, LinkLost, RemoteError
 from hsx_tui.deploy.reader import ByteReader, decode_object
-from hsx_tui.text import clean
+from hsx_tui.text import clean, host_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
@@ -159,12 +159,6 @@ class Call:
         if status == 127:
             return RemoteError(f"{self._verb} cannot run on the host", why, "install python3 >= 3.10 there")
         return RemoteError(f"{self._verb} failed on the host with status {status}", why)
-
-
-def host_error(data: object) -> HsxError:
-    """An error that a host sent, its text cleaned."""
-    error = from_json(data)
-    return type(error)(clean(error.what), clean(error.why), clean(error.next_step))
 
 
 async def start_call(

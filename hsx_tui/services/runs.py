@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.wire.errors import HsxError, RemoteError
 from engine.wire.verbs import ENDED, LIVE
 from hsx_tui.deploy.bundle import engine_argv
-from hsx_tui.deploy.remote import host_error
-from hsx_tui.text import clean
+from hsx_tui.text import clean, host_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
