@@ -296,9 +296,9 @@ def _validator(spec: ExtractSpec, target: TargetFacts, facts: SourceFacts, store
         norm = final_norm(lowest)
         write_norm(store.path, norm.weight, norm.eps, norm.flavour)
     except PreflightError:
-        if spec.target.last == "pre":
+        if spec.target.last == "pre" or target.num_layers - 1 in spec.target.taps:
             raise
-        norm = None  # an unknown norm matters only where post-norm is to be computed from pre-norm
+        norm = None  # it matters only where post-norm is to be computed from pre-norm
     if spec.evidence == "recompute":
         return Validator(spec.target, target.hidden_size, facts.dtype, lowest=lowest)
     head = HeadRows(spec.target.model)
