@@ -289,20 +289,6 @@ async def test_hostile_text_in_every_panel_is_only_text(size: tuple[int, int], a
         assert app.screen.query_one("#accept", Button)
 
 
-async def test_what_goes_to_the_terminal_holds_no_escape_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[str] = []
-    async with console(scenes.running(5)) as (app, pilot, driver):
-        assert app._driver is not None
-        monkeypatch.setattr(app._driver, "write", written.append)
-        post(driver, ServerLog(["AAA\x1b]52;c;RVZJTA==\x07BBB", "CCC\x1b]0;EVILTITLE\x07DDD"]))
-        post(driver, Connection(Link.LOST, "EEE\x1b[?1049lFFF"))
-        await settle(pilot)
-        app.refresh()
-        await settle(pilot)
-    assert "RVZJTA" not in "".join(written)
-    assert "EVILTITLE" not in "".join(written)
-
-
 @pytest.mark.parametrize(
     "size",
     [(1, 1), (10, 3), (38, 9), (40, 10), (60, 16), (79, 24), (80, 23), (99, 40), (160, 50), (300, 100)],

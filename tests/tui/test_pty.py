@@ -124,6 +124,23 @@ def test_the_screen_in_a_real_terminal_and_quit(terminal: Terminal, recording: P
     restored(terminal, 0)
 
 
+def test_no_byte_of_a_host_s_escapes_reaches_the_terminal(
+    terminal: Terminal, recording: Path, tmp_path: Path
+) -> None:
+    raw = tmp_path / "raw"
+    terminal.keys(f"tmux -S {tmp_path}/tmux.sock pipe-pane 'cat > {raw}'", "Enter")
+    start(terminal, recording)
+    terminal.keys("q")
+    terminal.until(lambda text: "demo goes on" in text)
+    terminal.keys("y")
+    restored(terminal, 0)
+    written = raw.read_bytes()
+    assert b"AAABBBCCC" in written, "the line was drawn while the bytes were kept"
+    assert b"EVILTITLE" not in written
+    assert b"RVZJTA" not in written
+    assert b"]52;c;" not in written
+
+
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_gives_the_terminal_back(terminal: Terminal, recording: Path, sig: signal.Signals) -> None:
     start(terminal, recording)
