@@ -27,6 +27,7 @@ async def picture(options: DemoOptions, size: tuple[int, int], percent: float, n
             loading, run = app.state.server.loading, app.state.run
             at_work = sum(phase.state == "done" for phase in loading.phases) >= 2
             if percent == 0 and at_work:
+                await pilot.pause(0.4)
                 break
             if (
                 run.progress is not None

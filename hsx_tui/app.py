@@ -139,6 +139,8 @@ class HsxApp(App[None], inherit_bindings=False):
 
     def _draw(self) -> None:
         self._drawing = False
+        if not self._overview.query("#header"):
+            return  # the screen is being taken down
         self._overview.show(self.state, f"{self._wall():%H:%M:%S}Z")
 
     def _show_problem(self, error: HsxError) -> None:
