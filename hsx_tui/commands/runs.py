@@ -6,6 +6,7 @@ abort and resume say their plan and do nothing without --yes. In read-only nothi
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from engine.wire.errors import ExitCode, HsxError, Refused, UsageError
@@ -162,7 +163,12 @@ def _plan(args: argparse.Namespace, host: str, status: Status) -> Plan:
         ("Process", f"pid {status.get('pid') or '-'}"),
         ("Store", str(status.get("output") or "-")),
     )
-    command = f"hsx-console run {args.what} {args.run} --yes"
+    given = "".join(
+        f" {name} {shlex.quote(str(value))}"
+        for name, value in (("--config", args.config), ("--host", args.host))
+        if value is not None
+    )
+    command = f"hsx-console run {args.what} {args.run}{given} --yes"
     title = f"{args.what.upper()} THE RUN"
     return Plan(title, host, facts, _STEPS[args.what], _UNDO[args.what], command, args.what.capitalize())
 

@@ -24,6 +24,7 @@ from hsx_tui.deploy.link import Link
 from hsx_tui.deploy.tail import Batch, Eof, follow
 from hsx_tui.model.messages import Message, Notice, ServerLog, Step, StepState
 from hsx_tui.services.demo_config import write_config
+from hsx_tui.services.events import follow_log
 from hsx_tui.services.runs import Launch, Runs, Status, how_it_ended, result_of
 from hsx_tui.text import clean
 
@@ -239,7 +240,11 @@ class Demo:
             "complete",
             ["demo", "dataset", str(o.dataset), "--model", await self.model(), "--url", str(self.url)],
         )
-        result = await self.runs.finished(what)
+        await self.runs.ensure(what)
+        await follow_log(
+            self.link, o.dataset_run, "engine", self.post
+        )  # prompt by prompt, until it has ended
+        result = result_of(await self.runs.wait_end(o.dataset_run))
         rows = int(result["rows"])
         if o.samples is not None and o.samples > rows:
             raise Refused(

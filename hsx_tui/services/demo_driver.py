@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 from engine.wire.errors import ConnectionFailed, DeadlineExceeded, HostKeyError, HsxError
 from engine.wire.verbs import LIVE
 from hsx_tui.model.driver import Plan, Post
-from hsx_tui.model.messages import Connection, HostFactsSeen, Link, Message, Notice, RunStatusSeen
+from hsx_tui.model.messages import (
+    Connection,
+    HostFactsSeen,
+    Link,
+    Message,
+    Notice,
+    RunStatusSeen,
+    Step,
+    StepState,
+)
 from hsx_tui.services.demo import Demo
 from hsx_tui.services.events import follow_log, run_events
 from hsx_tui.services.runs import is_complete
@@ -33,20 +42,27 @@ class DemoDriver:
         self._status: dict[str, Any] = {}
         self._follow_again = asyncio.Event()
         self._engine_lives = asyncio.Event()
+        self._server_up = asyncio.Event()
         self._begun = False
         self._stopping: asyncio.Task[None] | None = None
 
     def _forward(self, message: Message) -> None:
+        if isinstance(message, Step) and message.name == "server" and message.state is StepState.DONE:
+            self._server_up.set()
         self._post(message)
 
     async def run(self, post: Post) -> None:
         """Prepare, start or resume, follow; goes on until cancelled."""
         self._post = post
+        self._server_up.clear()
         try:
-            await self._begin()
-            await _together(self._observe(), self._events(), self._server_log(), self._engine_log())
+            await _together(self._work(), self._observe(), self._server_log())
         finally:
             await self.demo.close()
+
+    async def _work(self) -> None:
+        await self._begin()
+        await _together(self._events(), self._engine_log())
 
     async def _begin(self) -> None:
         post = self._post
@@ -72,6 +88,7 @@ class DemoDriver:
 
     async def _observe(self) -> None:
         """Host, server and run status every two seconds, over one long-lived helper."""
+        await self._server_up.wait()
         pause, tries = 0.5, 0
         while True:
             try:
@@ -85,7 +102,8 @@ class DemoDriver:
                         pause, tries = 0.5, 0
                         self._post(HostFactsSeen(facts))
                         for status in facts.get("runs") or []:
-                            if isinstance(status, dict) and status.get("run") == self.options.run:
+                            mine = isinstance(status, dict) and status.get("run") == self.options.run
+                            if mine and self._begun:
                                 self._note_end(status)
             except (ConnectionFailed, DeadlineExceeded) as error:
                 tries += 1
@@ -128,6 +146,7 @@ class DemoDriver:
                 await asyncio.sleep(OBSERVE_S)  # _observe says that the link is lost
 
     async def _server_log(self) -> None:
+        await self._server_up.wait()
         await follow_log(self.demo.link, self.options.server_run, "server", self._post)
         self._post(Notice("error", "the server has ended; quit and start the demo again to load it anew"))
 
@@ -176,7 +195,7 @@ class DemoDriver:
                     "it ends; nothing done is lost",
                 ),
                 "resume it: it goes on with the rows that are not done",
-                command + " --stop",
+                f"hsx-console run abort {o.run} --config {o.workdir / 'config.toml'} --yes",
                 "Abort",
             )
         title = "START THE RUN" if action == "run.start" else "RESUME THE RUN"

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _NO_TRAFFIC = {"ours": 0, "foreign": 0, "health": 0, "shared_forwards": 0, "chunks": 0, "largest_batch": 0}
 
 
+_TOLD = ("shards:", "Load weight", "fired up", "Converting", "answered with")
+"""Of the logs, lines with these words are told while the demo is prepared."""
+
+
 def say_message(message: Message) -> None:
     """What a person without a screen wants to hear."""
     if isinstance(message, Step) and message.state is not StepState.PENDING:
@@ -33,7 +37,7 @@ def say_message(message: Message) -> None:
         talk(f"link lost: {message.cause}; trying again in {message.retry_in_s or 0:.1f} s")
     elif isinstance(message, ServerLog):
         for line in message.lines:
-            if "shards:" in line or "Load weight" in line or "fired up" in line or "Converting" in line:
+            if any(words in line for words in _TOLD):
                 talk(f"     {line}")
 
 
@@ -125,6 +129,11 @@ class Headless:
         talk(f"[..] verify: {'hashes and accounting' if error else 'every sample against a lone forward'}")
         report = await self.demo.verify(recompute=error is None)
         verified = report.get("verified") or {"samples": 0, "min_cosine": None}
+        talk(
+            f"[ok] verify: done {report['done']}, quarantined {report['quarantined']}, pending "
+            f"{report['pending']}, bad {len(report['bad'])}; {verified['samples']} compared, least cosine "
+            f"{verified['min_cosine']}"
+        )
         out: dict[str, Any] = {
             "schema_version": 1,
             "run": self.options.run,
