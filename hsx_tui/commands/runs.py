@@ -111,7 +111,7 @@ async def start(args: argparse.Namespace) -> ExitCode:
             raise Refused(
                 f"run {args.run} was started before and is {status['state']}",
                 f"attempt {status['attempt']} did not complete it",
-                f"go on with hsx-console run resume {args.run} --yes",
+                f"go on with {_command(args, 'resume')}",
             )
         status = await runs.launch(launch, int(status.get("attempt") or 0) + 1)
     return _done(args, host, status, f"started on {host}, attempt {status['attempt']}")
@@ -157,18 +157,23 @@ _UNDO = {
 }
 
 
+def _command(args: argparse.Namespace, what: str) -> str:
+    """The command that does ``what``, with the options that were given: it can be pasted."""
+    given = "".join(
+        f" {name} {shlex.quote(str(value))}"
+        for name, value in (("--config", args.config), ("--host", args.host))
+        if value is not None
+    )
+    return f"hsx-console run {what} {args.run}{given} --yes"
+
+
 def _plan(args: argparse.Namespace, host: str, status: Status) -> Plan:
     facts = (
         ("Run", f"{args.run}  attempt {status.get('attempt')}  {status['state']}"),
         ("Process", f"pid {status.get('pid') or '-'}"),
         ("Store", str(status.get("output") or "-")),
     )
-    given = "".join(
-        f" {name} {shlex.quote(str(value))}"
-        for name, value in (("--config", args.config), ("--host", args.host))
-        if value is not None
-    )
-    command = f"hsx-console run {args.what} {args.run}{given} --yes"
+    command = _command(args, args.what)
     title = f"{args.what.upper()} THE RUN"
     return Plan(title, host, facts, _STEPS[args.what], _UNDO[args.what], command, args.what.capitalize())
 

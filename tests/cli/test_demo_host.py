@@ -69,6 +69,8 @@ async def test_a_resume_by_another_console_is_followed(demo_host: DemoHost, opti
     heard: list[Message] = []
     driver = DemoDriver(options)
     driver._post = heard.append
+    driver._server_up.set()  # both hold once everything is prepared and the run has been started
+    driver._begun = True
 
     def events(kind: str) -> int:
         return sum(isinstance(m, EngineEvent) and m.event["type"] == kind for m in heard)

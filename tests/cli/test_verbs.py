@@ -185,7 +185,7 @@ class TestRun:
         assert refused.code == 5
         assert (refused.data["acted"], len(refused.data["plan"]["steps"])) == (False, 3)
         assert "ABORT THE RUN on demo" in refused.talk
-        assert "Confirm: hsx-console run abort to-abort --yes" in refused.talk
+        assert f"Confirm: hsx-console run abort to-abort --config {config} --yes" in refused.talk
         assert hsx("run", "show", "to-abort", "--json", "--config", config).data["status"]["stop"] is None
         done = hsx("run", "abort", "to-abort", "--yes", "--json", "--config", config)
         assert (done.code, done.data["acted"]) == (0, True)
@@ -232,7 +232,7 @@ class TestRun:
         assert "failed: cannot load the tokenizer of /nowhere/model" in watched.talk
         again = hsx("run", "start", "broken", "--config", config)
         assert again.code == 5
-        assert "hsx-console run resume broken --yes" in again.talk
+        assert f"hsx-console run resume broken --config {config} --yes" in again.talk
         assert hsx("run", "resume", "broken", "--config", config).code == 5  # not confirmed
         resumed = hsx("run", "resume", "broken", "--yes", "--json", "--config", config)
         assert (resumed.code, resumed.data["status"]["attempt"]) == (0, 2)
