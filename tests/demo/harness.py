@@ -97,6 +97,18 @@ def compare(dump: Dump, truth: Truth) -> Comparison:
     return Comparison(cosine, error)
 
 
+def wait_for_dump(folder: Path, rid: str, timeout_s: float) -> Dump:
+    """The dump of a request whose answer came: the writer may still be at it. Raises DumpMissing."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return read_dump(folder, rid)
+        except DumpMissing:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
 @dataclass(eq=False)
 class Bench:
     """A scheduler in this process."""
@@ -118,14 +130,7 @@ class Bench:
 
     def dump(self, rid: str, timeout_s: float = 10.0) -> Dump:
         """The dump of a request whose answer came."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                return read_dump(self.folder, rid)
-            except DumpMissing:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
+        return wait_for_dump(self.folder, rid, timeout_s)
 
 
 class Answer:
@@ -177,14 +182,7 @@ class Server:
 
     def dump(self, rid: str) -> Dump:
         """The dump of a request whose answer came."""
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                return read_dump(self.folder, rid)
-            except DumpMissing:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
+        return wait_for_dump(self.folder, rid, 10.0)
 
 
 def start_server(model: Path, place: Path, *flags: str) -> Server:
