@@ -10,14 +10,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from engine import __version__
-from engine.capture.privatedir import open_private_dir
+from engine.capture.pythonpath.hsx_capture.privatedir import open_private_dir
 from engine.demo.info import About, StartupTimes
 from engine.wire.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine.capture.recorder import Recorder
+    from engine.capture.pythonpath.hsx_capture.recorder import Recorder
     from engine.demo.flags import Flags
     from engine.demo.packed import PackedModel
     from engine.demo.sabotage import Sabotage
@@ -134,7 +134,7 @@ def _clock(seconds: float) -> str:
 def _recorder(flags: Flags, model: PackedModel, model_path: Path) -> Recorder | None:
     if not flags.capture or flags.dump_dir is None:
         return None
-    from engine.capture.recorder import CaptureFacts, Recorder
+    from engine.capture.pythonpath.hsx_capture.recorder import CaptureFacts, Recorder
 
     recorder = Recorder(
         flags.dump_dir,

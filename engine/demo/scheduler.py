@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.capture.joining import Piece
+from engine.capture.pythonpath.hsx_capture.joining import Piece
 from engine.demo.batching import BatchRules, plan
 from engine.demo.sampling import sample
 from engine.demo.steplog import StepLog
 
 if TYPE_CHECKING:
-    from engine.capture.recorder import Recorder
+    from engine.capture.pythonpath.hsx_capture.recorder import Recorder
     from engine.demo.attention import Segment
     from engine.demo.counts import Counts
     from engine.demo.packed import PackedModel

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.capture.beacon import read_beacons
 from engine.capture.evidence import TOLERANCE
+from engine.capture.pythonpath.hsx_capture.beacon import read_beacons
 from engine.wire.errors import PreflightError
 
 if TYPE_CHECKING:

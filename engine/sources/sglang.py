@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from engine.capture.dumpfile import Dump, DumpMissing, DumpUnreadable, WriterFailed, read_dump, remove_dump
+from engine.capture.pythonpath.hsx_capture.dumpfile import (
+    Dump,
+    DumpMissing,
+    DumpUnreadable,
+    WriterFailed,
+    read_dump,
+    remove_dump,
+)
 from engine.capture.states import Finding, States
+from engine.sources.feeding import answer_all
 from engine.sources.gate import Gate
 from engine.sources.protocol import Ask, SourceFacts, Taken
 from engine.sources.sglang_api import Api
@@ -78,52 +86,9 @@ class SGLangSource:
             remove_dump(self.folder, name)
         return len(ours)
 
-    async def take(self, asks: AsyncIterator[Ask]) -> AsyncGenerator[Taken, None]:
+    def take(self, asks: AsyncIterator[Ask]) -> AsyncGenerator[Taken, None]:
         """Answer every ask, up to the concurrency at once, those not yet looked at included."""
-        slots = asyncio.Semaphore(self._concurrency)
-        answers: asyncio.Queue[Taken | Exception | None] = asyncio.Queue()
-        feeder = asyncio.create_task(self._feed(asks, answers, slots))
-        try:
-            while (answer := await answers.get()) is not None:
-                if isinstance(answer, Exception):
-                    raise answer
-                yield answer
-                slots.release()  # only now: what is not looked at yet takes memory, too
-        finally:
-            feeder.cancel()
-            await asyncio.gather(feeder, return_exceptions=True)
-
-    async def _feed(
-        self,
-        asks: AsyncIterator[Ask],
-        answers: asyncio.Queue[Taken | Exception | None],
-        slots: asyncio.Semaphore,
-    ) -> None:
-        tasks: set[asyncio.Task[None]] = set()
-
-        async def one(ask: Ask) -> None:
-            try:
-                async with self._gate.enter(ask.alone):
-                    answers.put_nowait(await self._ask(ask))
-            except (
-                Exception
-            ) as error:  # whatever it is: an ask without an answer would be waited for for ever
-                answers.put_nowait(error)
-
-        try:
-            await slots.acquire()
-            async for ask in asks:
-                task = asyncio.create_task(one(ask))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-                await slots.acquire()
-            await asyncio.gather(*tasks)
-        except Exception as error:  # reading a row failed: the same
-            answers.put_nowait(error)
-        finally:
-            for task in tasks:
-                task.cancel()
-            answers.put_nowait(None)
+        return answer_all(asks, self._ask, self._gate, self._concurrency)
 
     async def _ask(self, ask: Ask) -> Taken:
         began = time.monotonic()

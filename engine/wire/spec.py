@@ -35,12 +35,31 @@ class TargetSpec:
 
 
 @dataclass(frozen=True)
+class Endpoint:
+    """One server more of the same run: its address, its own dump folder, its log file on the host."""
+
+    url: str
+    dump_dir: str
+    log: str | None = None
+
+
+@dataclass(frozen=True)
 class SourceSpec:
-    """Where from: an SGLang-compatible server, seen from the host, and the folder it dumps into."""
+    """Where from: an SGLang-compatible server, seen from the host, and the folder it dumps into.
+
+    Attributes:
+        dump_mode: "rid" (the capture plugin: ``<rid>.safetensors``) or "counter" (servers patched in the
+            field: ``req_<n>/``).
+        log: the server's log file on the host, where known: its death is told there first.
+        replicas: further servers of the same model, each with a dump folder of its own.
+    """
 
     url: str
     dump_dir: str
     kind: str = "sglang"
+    dump_mode: str = "rid"
+    log: str | None = None
+    replicas: tuple[Endpoint, ...] = ()
     api_key_env: str | None = None
     timeout_s: float = 600.0
 
@@ -106,7 +125,12 @@ def extract_from_json(data: object) -> ExtractSpec:
         target["taps"] = tuple(target["taps"])
     d["dataset"] = _build(DatasetSpec, dataset, "dataset")
     d["target"] = _build(TargetSpec, target, "target")
-    d["source"] = _build(SourceSpec, d.get("source") or {}, "source")
+    source = dict(d.get("source") or {})
+    replicas = source.get("replicas") or ()
+    if not isinstance(replicas, list | tuple):
+        raise SpecError("source.replicas is not a list")
+    source["replicas"] = tuple(_build(Endpoint, r, "source.replicas") for r in replicas)
+    d["source"] = _build(SourceSpec, source, "source")
     spec = _build(ExtractSpec, d, "the run specification")
     _check(spec)
     return spec
@@ -125,9 +149,13 @@ def _check(spec: ExtractSpec) -> None:
         ("dataset.over_long", spec.dataset.over_long, ("refuse", "quarantine")),
         ("evidence", spec.evidence, ("recompute", "win_rate")),
         ("source.kind", spec.source.kind, ("sglang",)),
+        ("source.dump_mode", spec.source.dump_mode, ("rid", "counter")),
     ):
         if value not in allowed:
             raise SpecError(f"bad {name} {value!r}", f"it is one of {', '.join(map(str, allowed))}")
+    folders = [spec.source.dump_dir, *(e.dump_dir for e in spec.source.replicas)]
+    if len(set(folders)) != len(folders):
+        raise SpecError("two servers share a dump folder", ", ".join(folders), "give each one of its own")
     if isinstance(spec.attempts, int) and spec.attempts > 8:
         raise SpecError(
             f"bad attempts {spec.attempts}", "at most 8: their numbers are two digits", "lower it"

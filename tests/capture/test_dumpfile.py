@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from engine.capture.beacon import read_beacons, remove_beacon, remove_leftovers, write_beacon
-from engine.capture.dumpfile import (
+from engine.capture.pythonpath.hsx_capture.beacon import (
+    read_beacons,
+    remove_beacon,
+    remove_leftovers,
+    write_beacon,
+)
+from engine.capture.pythonpath.hsx_capture.dumpfile import (
     Chunk,
     Dump,
     DumpMeta,
@@ -188,7 +193,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
 import resource, signal
 from pathlib import Path
 from tests.capture.test_dumpfile import a_dump
-from engine.capture.dumpfile import write_dump
+from engine.capture.pythonpath.hsx_capture.dumpfile import write_dump
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder = Path({str(tmp_path / "d")!r})
 write_dump(folder, a_dump())
@@ -210,7 +215,7 @@ def test_a_writer_that_is_killed_leaves_no_dump_and_its_rest_is_removed(tmp_path
 import os, signal
 from pathlib import Path
 from tests.capture.test_dumpfile import a_dump
-from engine.capture import beacon, privatedir, dumpfile
+from engine.capture.pythonpath.hsx_capture import beacon, privatedir, dumpfile
 folder = Path({str(folder)!r})
 beacon.write_beacon(folder, {{"version": "1"}})
 os.rename = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.capture.privatedir import (
+from engine.capture.pythonpath.hsx_capture.privatedir import (
     NotPrivate,
     create_member,
     open_member,

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from engine.capture.beacon import read_beacons
-from engine.capture.dumpfile import Dump, DumpMissing, WriterFailed, read_dump, write_dump
-from engine.capture.folder import Limits
-from engine.capture.joining import Piece
-from engine.capture.recorder import CaptureFacts, Recorder
+from engine.capture.pythonpath.hsx_capture.beacon import read_beacons
+from engine.capture.pythonpath.hsx_capture.dumpfile import (
+    Dump,
+    DumpMissing,
+    WriterFailed,
+    read_dump,
+    write_dump,
+)
+from engine.capture.pythonpath.hsx_capture.folder import Limits
+from engine.capture.pythonpath.hsx_capture.joining import Piece
+from engine.capture.pythonpath.hsx_capture.recorder import CaptureFacts, Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -226,7 +232,7 @@ def test_the_same_rid_again_is_another_dump(recorder: Callable[..., Recorder], t
 
 def wait_meta() -> Any:
     """The metadata of a leftover of an earlier process."""
-    from engine.capture.dumpfile import DumpMeta
+    from engine.capture.pythonpath.hsx_capture.dumpfile import DumpMeta
 
     return DumpMeta(rid(1), 1, "", (1,), (1,), "m", (), {"dump_id": "1-1"})
 
@@ -320,7 +326,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 import json, resource, signal, sys
 from pathlib import Path
 from tests.capture.test_recorder import FACTS, ROOM, Prompt, rid
-from engine.capture.recorder import Recorder
+from engine.capture.pythonpath.hsx_capture.recorder import Recorder
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 r = Recorder(Path({str(tmp_path / "d")!r}), FACTS, ROOM)
 r.start()
@@ -421,7 +427,7 @@ def test_a_process_that_ends_without_close_still_writes(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from tests.capture.test_recorder import FACTS, ROOM, Prompt, rid
-from engine.capture.recorder import Recorder
+from engine.capture.pythonpath.hsx_capture.recorder import Recorder
 r = Recorder(Path({str(tmp_path / "d")!r}), FACTS, ROOM)
 r.start()
 for i in range(1, 30):
@@ -433,7 +439,7 @@ for i in range(1, 30):
 
 
 def test_the_buffer_pool_gives_a_buffer_to_one_owner_at_a_time() -> None:
-    from engine.capture.hostcopy import BufferPool
+    from engine.capture.pythonpath.hsx_capture.hostcopy import BufferPool
 
     pool = BufferPool(pinned=False)
     a, b = pool.acquire(5000), pool.acquire(5000)
@@ -446,7 +452,7 @@ def test_the_buffer_pool_gives_a_buffer_to_one_owner_at_a_time() -> None:
 def test_the_recorder_needs_neither_the_engine_nor_torch_to_be_imported() -> None:
     code = """
 import sys
-import engine.capture.recorder
+import engine.capture.pythonpath.hsx_capture.recorder
 loaded = {m.split(".")[1] for m in sys.modules if m.startswith("engine.")}
 print(sorted(loaded), "torch" in sys.modules, "safetensors" in sys.modules)
 """

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from engine.capture.folder import Limits
-from engine.capture.recorder import CaptureFacts, Recorder
+from engine.capture.pythonpath.hsx_capture.folder import Limits
+from engine.capture.pythonpath.hsx_capture.recorder import CaptureFacts, Recorder
 from engine.demo.batching import BatchRules
 from engine.demo.counts import Counts
 from engine.demo.packed import PackedModel, load_weights

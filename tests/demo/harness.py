@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import torch
 
-from engine.capture.dumpfile import Dump, DumpMissing, read_dump
+from engine.capture.pythonpath.hsx_capture.dumpfile import Dump, DumpMissing, read_dump
 from engine.demo.requests import Request, Sampling
 from engine.demo.tiny import HIDDEN
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from engine.capture.recorder import Recorder
+    from engine.capture.pythonpath.hsx_capture.recorder import Recorder
     from engine.demo.counts import Counts
     from engine.demo.scheduler import Scheduler
 

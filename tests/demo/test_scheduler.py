@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.capture.folder import Limits
+from engine.capture.pythonpath.hsx_capture.folder import Limits
 from engine.demo.scheduler import DuplicateRid, NotAccepting
 from tests.demo.test_states import prompt
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from engine.capture.beacon import read_beacons
+from engine.capture.pythonpath.hsx_capture.beacon import read_beacons
 from tests.demo.harness import TAPS, Lone, Server, compare, start_server
 from tests.demo.test_states import prompt
 
