@@ -67,7 +67,9 @@ def make_bundle(package: Path) -> Bundle:
         files = {
             f"{package.name}/{path.relative_to(package).as_posix()}": path.read_bytes()
             for path in sorted(package.rglob("*"))
-            if path.suffix in SUFFIXES and path.is_file() and "__pycache__" not in path.parts
+            if (path.suffix in SUFFIXES or path.parent.suffix == ".dist-info")
+            and path.is_file()
+            and "__pycache__" not in path.parts
         }
     except OSError as error:
         raise HsxError("the engine's files cannot be read", str(error), "reinstall hsx-console") from error

@@ -53,6 +53,7 @@ class CaptureFacts:
         taps: outputs of 0-based decoder layers, in the order of aux's column blocks.
         engine_layer_ids: the same layers as the server numbers them.
         producer: program and version; where: ranks; hooks: what was hooked (for the beacon).
+        notes: what else the beacon says.
     """
 
     taps: tuple[int, ...]
@@ -61,6 +62,7 @@ class CaptureFacts:
     producer: str
     where: Mapping[str, Any] = field(default_factory=dict)
     hooks: tuple[str, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,15 +113,25 @@ class Recorder:
         for name in remove_leftovers(self._folder.path):
             log.warning("removed %s, left behind by a process that is gone", name)
         self._folder.measure()
-        facts = self.facts
-        write_beacon(self._folder.path, {
-            "version": facts.producer, "hooks": list(facts.hooks), "taps": list(facts.taps),
-            "engine_layer_ids": list(facts.engine_layer_ids), "model": facts.model, "where":
-            dict(facts.where),
-        })  # fmt: skip
+        self.announce()
         self._thread = threading.Thread(target=self._run, name="hsx-writer", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a reply may have promised a dump that is still in the queue
+
+    def announce(self, **more: Any) -> None:
+        """Write the beacon, with what else there is to say. Raises nothing once the recorder runs."""
+        facts, limits = self.facts, self._limits
+        try:
+            write_beacon(self._folder.path, {
+                "version": facts.producer, "hooks": list(facts.hooks), "taps": list(facts.taps),
+                "engine_layer_ids": list(facts.engine_layer_ids), "model": facts.model, "where":
+                dict(facts.where), "limits": {"folder_bytes": limits.folder_bytes, "memory_bytes":
+                limits.memory_bytes}, **facts.notes, **more,
+            })  # fmt: skip
+        except OSError as error:
+            if self._thread is None:
+                raise
+            log.error("the beacon could not be written: %s", error)
 
     @property
     def stats(self) -> Stats:
