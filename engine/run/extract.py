@@ -217,9 +217,11 @@ class Extraction:
             await self._lost(taken, state)
             return
         self._losses = 0
+        for finding in taken.passed_over:  # refused, and taken again: from another dump or by another request
+            self.report.mismatch(row, taken.ask.rid, state.refused + 1, finding, Outcome.RETRIED)
         if taken.states is None:
             assert taken.finding is not None
-            await self._refuse(taken.ask, state, taken.finding)
+            await self._refuse(taken.ask, state, taken.finding, final=taken.final)
             return
         states = taken.states
         judged = await self._in_worker(
@@ -296,11 +298,11 @@ class Extraction:
         self._again.append(Ask(sample, rid(self.spec.run, sample.row, number), number, alone=True))
         self._changed.set()
 
-    async def _refuse(self, ask: Ask, state: _Row, finding: Finding) -> None:
+    async def _refuse(self, ask: Ask, state: _Row, finding: Finding, *, final: bool = False) -> None:
         row = ask.sample.row
         state.refused += 1
         state.held = None
-        again = state.refused < self.spec.attempts
+        again = state.refused < self.spec.attempts and not final
         outcome = Outcome.RETRIED if again else Outcome.QUARANTINED
         self.report.mismatch(row, ask.rid, state.refused, finding, outcome)
         if again:

@@ -24,7 +24,7 @@ from engine.run import canary, preflight
 from engine.run.extract import Extraction
 from engine.run.report import Report, say
 from engine.run.validate import Validator
-from engine.sources.sglang import SGLangSource
+from engine.sources.open import open_source
 from engine.store import identity
 from engine.store.normfile import write_norm
 from engine.store.store import Store
@@ -105,12 +105,12 @@ class Job:
         torch.set_num_threads(1)  # the server on the same host needs the cores more
         spec = self.spec
         self.emit("run_started", run=spec.run, attempt=self.attempt, engine=__version__, spec=spec.to_json())
-        source = SGLangSource(spec.source, spec.concurrency)
+        source = open_source(spec)
         worker = ThreadPoolExecutor(1, "hsx-worker")
         try:
             return await self._steps(source, worker)
         except _Stopped:
-            return self._stopped_early()
+            return self._stopped_early(source.attribution)
         finally:
             worker.shutdown(wait=True)
             await source.aclose()
@@ -151,7 +151,7 @@ class Job:
             await self.extraction.run()
         finally:
             await source.clear(spec.run)
-        return self._result(samples, store, counted, report, facts)
+        return self._result(samples, store, counted, report, facts, source.attribution)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``; _Stopped as soon as a stop is asked for."""
@@ -166,10 +166,10 @@ class Job:
                 each.cancel()
             await asyncio.gather(task, stop, return_exceptions=True)
 
-    def _stopped_early(self) -> Result:
+    def _stopped_early(self, attribution: str) -> Result:
         """Nothing was asked for in this attempt; the store is as it was."""
         wall = round(time.monotonic() - self._began, 2)
-        server = {"model": self.spec.target.model, "version": "", "attribution": "rid"}
+        server = {"model": self.spec.target.model, "version": "", "attribution": attribution}
         return Result("aborted", 0, 0, 0, 0, 0, wall, 0.0, server)
 
     def _log_attempt(self, store: Store, facts: SourceFacts, pending: int) -> None:
@@ -242,7 +242,13 @@ class Job:
         canary.refuse_if_failed(result)
 
     def _result(
-        self, samples: Samples, store: Store, counted: Counted, report: Report, facts: SourceFacts
+        self,
+        samples: Samples,
+        store: Store,
+        counted: Counted,
+        report: Report,
+        facts: SourceFacts,
+        attribution: str,
     ) -> Result:
         pending = len(samples) - len(store.done) - len(store.quarantined)
         wall = time.monotonic() - self._began
@@ -255,7 +261,7 @@ class Job:
             tokens=sum(counted.n_tokens[r] for r in store.done),
             wall_s=round(wall, 2),
             tok_per_s=round(report.new_tokens / wall, 1),
-            server={"model": facts.model, "version": facts.version, "attribution": "rid"},
+            server={"model": facts.model, "version": facts.version, "attribution": attribution},
         )
 
 

@@ -94,8 +94,16 @@ def run_checks(
         _mask(counted),
         _disk(size),
         _dump_room(spec, size),
-        _capture(spec),
+        *_how_dumps_are_known(spec, source, counted),
     ]
+
+
+def _how_dumps_are_known(spec: ExtractSpec, source: SourceFacts, counted: Counted) -> list[Check]:
+    if spec.source.dump_mode == "rid":
+        return [_capture(spec)]
+    from engine.run.preflight_counter import counter_checks
+
+    return counter_checks(spec, source, counted)
 
 
 def refuse_if_failed(checks: list[Check]) -> None:

@@ -29,7 +29,11 @@ class Ask:
 @dataclass(frozen=True)
 class Taken:
     """The answer to an ask: ``states``, or a ``finding``, or ``lost`` (it is unknown whether anything was
-    done)."""
+    done).
+
+    ``passed_over``: dumps that were refused on the way to the answer, each with its cause.
+    ``final``: asking again would give the same finding.
+    """
 
     ask: Ask
     states: States | None = None
@@ -37,6 +41,8 @@ class Taken:
     lost: str = ""
     request_s: float = 0.0
     flying: tuple[Sample, ...] = ()
+    passed_over: tuple[Finding, ...] = ()
+    final: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Source(Protocol):
     """Where hidden states come from."""
 
     attribution: str
+    """rid, token_ids or count: known at the latest when ``describe`` has answered."""
 
     async def describe(self) -> SourceFacts:
         """Read the settings back. Raises ConnectionFailed when the source does not answer."""

@@ -1,0 +1,51 @@
+"""Preflight of counter-numbered dumps: which attribution is possible, and what it makes mandatory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.run.preflight import Check
+
+if TYPE_CHECKING:
+    from engine.dataset.samples import Counted
+    from engine.sources.protocol import SourceFacts
+    from engine.wire.spec import ExtractSpec
+
+
+def counter_checks(spec: ExtractSpec, source: SourceFacts, counted: Counted) -> list[Check]:
+    """Attribution, canary and chunks. No handshake and no beacon is expected from such a server."""
+    by_count = source.flags.get("attribution") != "token_ids"
+    return [_attribution(by_count), _canary(spec, by_count), _chunks(source, counted, by_count)]
+
+
+def _attribution(by_count: bool) -> Check:
+    if not by_count:
+        return Check("attribution", True, "by token ids: the dumps carry the ids that the forward saw")
+    detail = (
+        "by count: the dumps carry no token ids, so a dump is matched by its number of tokens after the "
+        "answer, one request at a time; content evidence and the canary decide"
+    )
+    return Check("attribution", True, detail)
+
+
+def _canary(spec: ExtractSpec, by_count: bool) -> Check:
+    ok = spec.canary > 0 or not by_count
+    detail = f"{spec.canary} samples are taken twice and compared before the run"
+    if not ok:
+        detail = "the run has canary = 0, and attribution by count needs the canary"
+    return Check("canary is mandatory" if by_count else "canary", ok, detail, "set canary = 3 or more")
+
+
+def _chunks(source: SourceFacts, counted: Counted, by_count: bool) -> Check:
+    """Rows longer than a chunk are no reason to refuse: each is joined by its ids, or set aside by name."""
+    size = source.flags.get("chunked_prefill_size")
+    if not isinstance(size, int) or size <= 0:
+        return Check("chunks", True, "the server does not cut prompts into chunks")
+    over = [r for r, n in counted.n_tokens.items() if n > size]
+    if not over:
+        return Check("chunks", True, f"no row is longer than the server's chunk of {size} tokens")
+    shown = ", ".join(f"{r} ({counted.n_tokens[r]})" for r in over[:5]) + (" ..." if len(over) > 5 else "")
+    what = "cannot be joined without token ids and will be quarantined" if by_count else "are joined by ids"
+    return Check(
+        "chunks", True, f"{len(over)} rows are longer than the chunk of {size}: {shown}; they {what}"
+    )
