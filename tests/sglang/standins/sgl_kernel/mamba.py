@@ -1,0 +1,3 @@
+"""The linear-attention kernels, where SGLang looks for them."""
+
+from .gated_delta import *  # noqa: F403
