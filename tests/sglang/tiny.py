@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tests.models import offline
+from tests.models import offline, smollm2_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 offline()
@@ -55,6 +57,7 @@ def make(kind: str, folder: Path) -> Path:
         else:  # norms that differ from 1, so that pre and post cannot be confused
             parameter.data += 0.1 * torch.randn_like(parameter)
     model.to(torch.float32).save_pretrained(path)
+    t.AutoTokenizer.from_pretrained(smollm2_tokenizer()).save_pretrained(path)
     if kind == "qwen3_next":  # SGLang reads it, transformers does not write it
         config = json.loads((path / "config.json").read_text())
         config["full_attention_interval"] = 4
@@ -68,3 +71,39 @@ def load(path: Path) -> Any:
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A lone forward: [S, H] each; ``taps`` by 0-based layer; ``pre`` is the final norm's input."""
+
+    taps: dict[int, torch.Tensor]
+    post: torch.Tensor
+    pre: torch.Tensor
+
+
+@torch.inference_mode()
+def lone(model: Any, ids: Sequence[int]) -> Truth:
+    """One prompt alone: no batch, no chunks. Every layer by a hook, so no convention of lists matters."""
+    decoder = model.get_decoder()
+    seen: dict[int, torch.Tensor] = {}
+
+    def keep(layer: int) -> Callable[[Any, Any, Any], None]:
+        def hook(_module: Any, _args: Any, out: Any) -> None:
+            seen[layer] = (out[0] if isinstance(out, tuple) else out)[0]
+
+        return hook
+
+    handles = [each.register_forward_hook(keep(i)) for i, each in enumerate(decoder.layers)]
+    try:
+        out = decoder(input_ids=torch.tensor([list(ids)]), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Truth(seen, out.last_hidden_state[0], seen[len(decoder.layers) - 1])
+
+
+def least_cosine(got: torch.Tensor, true: torch.Tensor) -> float:
+    """Over the rows of two [S, H], in float64."""
+    assert got.shape == true.shape
+    return float(torch.nn.functional.cosine_similarity(got.double(), true.double(), dim=-1).min())
