@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from engine.demo.counter_dumps import parse_layout
 from engine.demo.sabotage_kinds import KINDS
 from engine.wire.errors import UsageError
 
@@ -32,6 +33,10 @@ class Flags:
     prefix_cache: bool
     mixed_chunk: bool
     capture: bool
+    dump_mode: str
+    dump_ids: bool
+    dump_layout: str
+    dump_late_s: float
     sabotage: str | None
     sabotage_always: bool
     sabotage_seed: int
@@ -63,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--context-length", type=int, default=2048)
     p.add_argument("--enable-prefix-cache", action="store_true")
     p.add_argument("--disable-mixed-chunk", action="store_true", help="decode steps in forwards of their own")
+    p.add_argument(
+        "--dump-mode", choices=("rid", "counter"), default="rid",
+        help="rid: our requests by their id (default); counter: req_<n>/ for everything, as patches do",
+    )  # fmt: skip
+    p.add_argument("--dump-ids", action="store_true", help="counter: token ids in the meta")
+    p.add_argument("--dump-layout", default="pt", metavar="WORDS", help="counter: docs/formats.md")
+    p.add_argument("--dump-late", type=float, default=0.0, metavar="S", help="counter: how late some land")
     p.add_argument("--no-capture", action="store_true", help="the bare server")
     p.add_argument("--sabotage", metavar="KIND[:always]", help=f"one of {', '.join(KINDS)}")
     p.add_argument("--sabotage-seed", type=int, default=0)
@@ -89,6 +101,9 @@ def parse_flags(argv: list[str]) -> Flags:
         raise UsageError(
             "--dump-dir is missing", "captured states need a folder", "or start with --no-capture"
         )
+    parse_layout(a.dump_layout, a.dump_ids)
+    if not 0 <= a.dump_late <= 600:  # NaN fails too
+        raise UsageError(f"--dump-late {a.dump_late}", "it must be from 0 to 600 seconds")
     kind, always = _sabotage(a.sabotage)
     if kind and not capture:
         raise UsageError("--sabotage with --no-capture", "there would be nothing to corrupt")
@@ -106,6 +121,7 @@ def parse_flags(argv: list[str]) -> Flags:
         dump_dir=dump_dir, taps=_taps(a.taps), threads=a.threads, chunked_prefill_size=a.chunked_prefill_size,
         max_running_requests=a.max_running_requests, context_length=a.context_length,
         prefix_cache=a.enable_prefix_cache, mixed_chunk=not a.disable_mixed_chunk, capture=capture,
+        dump_mode=a.dump_mode, dump_ids=a.dump_ids, dump_layout=a.dump_layout, dump_late_s=a.dump_late,
         sabotage=kind, sabotage_always=always, sabotage_seed=a.sabotage_seed, sabotage_log=log,
         launch_command=shlex.join(["python", "-m", "engine", "demo", "serve", *argv]),
     )  # fmt: skip

@@ -79,7 +79,7 @@ class About:
             [state],
             "hsx_demo": {
                 "traffic": self.counts.traffic(), "sabotage": f.sabotage, "threads": f.threads,
-                "dump_dir": str(f.dump_dir) if f.capture else None,
+                "dump_dir": str(f.dump_dir) if f.capture else None, "dump_mode": f.dump_mode,
             },
         }  # fmt: skip
 

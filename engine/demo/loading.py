@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.capture.pythonpath.hsx_capture.recorder import Recorder
+    from engine.demo.counter_dumps import CounterDumps
     from engine.demo.flags import Flags
     from engine.demo.packed import PackedModel
     from engine.demo.sabotage import Sabotage
@@ -64,8 +65,9 @@ def check_dump_dir(folder: Path) -> None:
         )
 
 
-def load(flags: Flags, model_path: Path) -> tuple[About, Recorder | None]:
-    """Load the model and start the scheduler. Raises HsxError."""
+def load(flags: Flags, model_path: Path) -> tuple[About, Recorder | CounterDumps | None]:
+    """Load the model and start the scheduler; what writes the dumps is closed by the caller. Raises
+    HsxError."""
     times = StartupTimes()
     began = time.monotonic()
     log.info("server_args=%s", {"model_path": str(model_path), "launch_command": flags.launch_command})
@@ -78,7 +80,8 @@ def load(flags: Flags, model_path: Path) -> tuple[About, Recorder | None]:
     )  # fmt: skip
     log.info("Memory pool end. avail mem=%.2f GB", _available_gb())
     recorder = _recorder(flags, model, model_path)
-    about = _scheduler(flags, model, model_path, capacity, recorder, times)
+    counter = _counter_dumps(flags, model)
+    about = _scheduler(flags, model, model_path, capacity, recorder, counter, times)
     log.info(
         "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, max_running_requests=%d, "
         "context_len=%d, available_cpu_mem=%.2f GB",
@@ -90,7 +93,7 @@ def load(flags: Flags, model_path: Path) -> tuple[About, Recorder | None]:
         "Engine startup timings (s): load_weight=%.2f, kv_cache_allocation=%.2f, scheduler_e2e=%.2f",
         times.load_weight, times.kv_cache_allocation, times.scheduler_e2e,
     )  # fmt: skip
-    return about, recorder
+    return about, counter or recorder
 
 
 def _load_weights(flags: Flags, path: Path, times: StartupTimes) -> PackedModel:
@@ -132,7 +135,7 @@ def _clock(seconds: float) -> str:
 
 
 def _recorder(flags: Flags, model: PackedModel, model_path: Path) -> Recorder | None:
-    if not flags.capture or flags.dump_dir is None:
+    if not flags.capture or flags.dump_dir is None or flags.dump_mode != "rid":
         return None
     from engine.capture.pythonpath.hsx_capture.recorder import CaptureFacts, Recorder
 
@@ -153,6 +156,24 @@ def _recorder(flags: Flags, model: PackedModel, model_path: Path) -> Recorder | 
     return recorder
 
 
+def _counter_dumps(flags: Flags, model: PackedModel) -> CounterDumps | None:
+    if not flags.capture or flags.dump_dir is None or flags.dump_mode != "counter":
+        return None
+    from engine.demo.counter_dumps import CounterDumps, parse_layout
+
+    layout = parse_layout(flags.dump_layout, flags.dump_ids)
+    dumps = CounterDumps(
+        flags.dump_dir, len(flags.taps), model.shape.hidden_size, layout, flags.dump_late_s,
+        flags.sabotage_seed,
+    )  # fmt: skip
+    try:
+        flags.dump_dir.parent.mkdir(parents=True, exist_ok=True)
+        dumps.start()
+    except OSError as error:
+        raise _unusable(flags.dump_dir, error) from error
+    return dumps
+
+
 def _unusable(folder: Path, error: OSError) -> Refused:
     return Refused(
         f"the dump folder {folder} cannot be used", str(error.strerror or error), "choose another --dump-dir"
@@ -171,7 +192,7 @@ def _sabotage(flags: Flags, hidden_size: int) -> Sabotage | None:
 
 def _scheduler(
     flags: Flags, model: PackedModel, model_path: Path, capacity: int, recorder: Recorder | None,
-    times: StartupTimes,
+    counter: CounterDumps | None, times: StartupTimes,
 ) -> About:  # fmt: skip
     from engine.demo.batching import BatchRules
     from engine.demo.counts import Counts
@@ -188,6 +209,7 @@ def _scheduler(
         recorder,
         _sabotage(flags, model.shape.hidden_size),
         flags.threads,
+        counter,
     )
     scheduler.start()
     return About(flags, str(model_path), model.shape, scheduler, counts, capacity, times)

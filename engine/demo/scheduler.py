@@ -18,6 +18,7 @@ from engine.demo.steplog import StepLog
 if TYPE_CHECKING:
     from engine.capture.pythonpath.hsx_capture.recorder import Recorder
     from engine.demo.attention import Segment
+    from engine.demo.counter_dumps import CounterDumps
     from engine.demo.counts import Counts
     from engine.demo.packed import PackedModel
     from engine.demo.prefix_cache import PrefixCache
@@ -59,6 +60,7 @@ class Scheduler:
         recorder: Recorder | None = None,
         sabotage: Sabotage | None = None,
         threads: int = 2,
+        counter_dumps: CounterDumps | None = None,
     ) -> None:
         self._model = model
         self._rules = rules
@@ -68,6 +70,7 @@ class Scheduler:
         self._recorder = recorder
         self._sabotage = sabotage
         self._threads = threads
+        self._counter_dumps = counter_dumps
         self._wake = threading.Condition()
         self._waiting: list[Request] = []
         self._running: list[Request] = []
@@ -190,11 +193,14 @@ class Scheduler:
         began = time.monotonic()
         ids = torch.tensor([t for s in segments for t in s.request.next_ids(s.rows)])
         ours = self._recorder is not None and any(s.prefill and s.request.is_ours for s in segments)
-        computed = self._model.forward(segments, ids, capture=ours or self._sabotage is not None)
+        wanted = ours or self._sabotage is not None or self._counter_dumps is not None
+        computed = self._model.forward(segments, ids, capture=wanted)
         states = computed.states
         if states is not None and self._sabotage is not None:
             states = self._sabotage.apply(states, segments)
         self._counts.forward(segments)
+        if self._counter_dumps is not None and states is not None:
+            self._counter_dumps.take(segments, states, ids)
         if ours and states is not None:
             for s in segments:
                 if s.prefill and s.request.is_ours:

@@ -22,6 +22,7 @@ from engine.dataset.samples import Counted, Samples
 from engine.dataset.tokens import Tokens
 from engine.run import canary, preflight
 from engine.run.extract import Extraction
+from engine.run.preflight_counter import unjoinable
 from engine.run.report import Report, say
 from engine.run.validate import Validator
 from engine.sources.open import open_source
@@ -31,7 +32,7 @@ from engine.store.store import Store
 from engine.targets.head import HeadRows
 from engine.targets.lowest import LowestLayers, TargetFacts, final_norm, target_facts
 from engine.wire import stopwish
-from engine.wire.causes import Cause
+from engine.wire.causes import Cause, Outcome
 from engine.wire.errors import HsxError, PreflightError, StoreError
 from engine.wire.ids import rid
 
@@ -143,6 +144,11 @@ class Job:
         limit = preflight.length_limit(spec, target, facts)
         for row in preflight.over_long({r: counted.n_tokens[r] for r in pending}, limit):
             await self._set_aside_long(row, counted.n_tokens[row], limit)
+            pending.discard(row)
+        for row, finding in unjoinable(facts, {r: counted.n_tokens[r] for r in pending}).items():
+            name = rid(spec.run, row, 1)
+            report.mismatch(row, name, 0, finding, Outcome.QUARANTINED)
+            await self.extraction.set_aside(row, name, 0, finding)
             pending.discard(row)
         await self._canary(report, source, validator, samples, counted, sorted(pending), size, facts)
         self._phase("extract", f"{len(pending)} of {len(samples)} rows, {size.tokens} tokens")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.capture.states import Finding
 from engine.run.preflight import Check
+from engine.wire.causes import Cause
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine.dataset.samples import Counted
     from engine.sources.protocol import SourceFacts
     from engine.wire.spec import ExtractSpec
@@ -34,6 +38,16 @@ def _canary(spec: ExtractSpec, by_count: bool) -> Check:
     if not ok:
         detail = "the run has canary = 0, and attribution by count needs the canary"
     return Check("canary is mandatory" if by_count else "canary", ok, detail, "set canary = 3 or more")
+
+
+def unjoinable(source: SourceFacts, n_tokens: Mapping[int, int]) -> dict[int, Finding]:
+    """The rows that come in chunks which nothing proves to belong together, each with its finding."""
+    size = source.flags.get("chunked_prefill_size")
+    if source.flags.get("attribution") != "count" or not isinstance(size, int) or size <= 0:
+        return {}
+    why = f"it comes in chunks of {size}, and without token ids they cannot be joined"
+    evidence = {"chunked_prefill_size": size, "why": why}
+    return {r: Finding(Cause.PARTIAL_CHUNK, size, n, evidence) for r, n in n_tokens.items() if n > size}
 
 
 def _chunks(source: SourceFacts, counted: Counted, by_count: bool) -> Check:

@@ -1,0 +1,202 @@
+"""Which of the dumps that a request left are its own: pure rules, no files (docs/formats.md).
+
+By token ids where the dumps have them; else by the number of tokens, and then only when exactly one dump has
+it. Nothing is guessed: what is not proven is a finding with its cause, and the request is sent again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from engine.capture.states import Finding
+from engine.wire.causes import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FEW = 2
+"""Without a forward mode a dump of so few tokens is a decode step, unless the prompt is as short."""
+
+_MOST_CHUNKS = 4
+"""So many unnamed dumps that add up to the prompt are taken for its chunks (in a finding, never to join)."""
+
+_MOST_GAPS = 1000
+"""A number may be anything, and a folder of that name may be anybody's."""
+
+_PREFILL = (None, "extend", "mixed", "prefill")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A dump as the matching sees it. ``ids``: what the forward saw, where the patch writes it."""
+
+    number: int
+    tokens: int
+    mode: str | None = None
+    ids: tuple[int, ...] | None = None
+    rid: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As its folder is called."""
+        return f"req_{self.number}"
+
+
+@dataclass(frozen=True)
+class Window:
+    """What there is after an answer.
+
+    Attributes:
+        pieces: whole dumps that are new since the request was sent, by number.
+        landing: dumps that have begun and are not whole.
+        floor: the highest number that was seen before the request was sent; -1 when none was. A number up to
+            it was given to an earlier request, however late its files come.
+        leftovers: dumps that lay there before and are unchanged, by number.
+        owed: token counts of other samples' dumps that never came and may come now.
+    """
+
+    pieces: tuple[Piece, ...]
+    landing: tuple[int, ...] = ()
+    floor: int = -1
+    leftovers: Mapping[int, Piece] = field(default_factory=dict)
+    owed: frozenset[int] = frozenset()
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """Numbers below the highest new one that have no dump yet."""
+        known = {p.number for p in self.pieces}
+        top = max(known, default=self.floor)
+        first = min(known, default=0) if self.floor < 0 else self.floor + 1
+        return tuple(n for n in range(first, min(top, first + _MOST_GAPS)) if n not in known)
+
+
+@dataclass(frozen=True)
+class Match:
+    """The dumps of a request, in the order of its tokens. ``by``: token_ids or count."""
+
+    pieces: tuple[Piece, ...]
+    by: str
+
+
+def is_decode(piece: Piece, tokens: int) -> bool:
+    """Whether a dump is a decode step, seen by a request of ``tokens`` tokens."""
+    if piece.mode is not None:
+        return piece.mode not in _PREFILL
+    return piece.tokens <= FEW < tokens
+
+
+def match(window: Window, rid: str, ids: tuple[int, ...], *, by_count: bool) -> Match | Finding | None:
+    """The request's dumps; a Finding when they cannot be told from others; None when they are not there."""
+    ours = [p for p in window.pieces if not is_decode(p, len(ids)) and p.rid in (None, rid)]
+    equal = [p for p in ours if p.ids == ids]
+    if equal:
+        return Match((equal[0],), "token_ids")  # equal ids from the first token on have equal states
+    joined = _join([p for p in ours if p.ids is not None], ids)
+    if joined is not None:
+        return joined
+    if not by_count:
+        return None
+    n = len(ids)
+    named = [p for p in ours if p.ids is None and p.tokens == n and p.number > window.floor]
+    if len(named) > 1:
+        return _ambiguous(named, n)
+    if named and n in window.owed:
+        why = f"{named[0].name} may be the late dump of another sample with {n} tokens"
+        return Finding(Cause.LATE, n, n, {"why": why, "folder": named[0].name})
+    return Match((named[0],), "count") if named else None
+
+
+def _ambiguous(named: list[Piece], n: int) -> Finding:
+    names = [p.name for p in named]
+    cause = Cause.DECODE_STEP if n <= FEW and all(p.mode is None for p in named) else Cause.FOREIGN
+    evidence = {"why": f"{len(names)} dumps have {n} tokens: {', '.join(names[:6])}", "folders": names[:6]}
+    return Finding(cause, f"{len(names)} dumps of {n} tokens", "1 dump", evidence)
+
+
+def _join(pieces: list[Piece], ids: tuple[int, ...]) -> Match | None:
+    """Chunks put together by their ids. None where they do not reach the end, or two dumps fit one place.
+
+    At the first token two fits are as good as each other (a state depends on the ids before it only); later
+    they are not: the same ids may follow another beginning.
+    """
+    chain: list[Piece] = []
+    at = 0
+    while at < len(ids):
+        last = chain[-1].number if chain else -1
+        fits = [p for p in pieces if p.number > last and p.ids and ids[at : at + p.tokens] == p.ids]
+        if not fits or (at > 0 and len(fits) > 1):
+            return None
+        best = max(fits, key=lambda p: (p.tokens, -p.number))
+        chain.append(best)
+        at += best.tokens
+    return Match(tuple(chain), "token_ids")
+
+
+def explain(window: Window, ids: tuple[int, ...], waited_s: float) -> Finding:
+    """Why no dump of a request that was answered could be found."""
+    n = len(ids)
+    evidence: dict[str, Any] = {"waited_s": round(waited_s, 1), "new": [p.tokens for p in window.pieces][:20]}
+    if window.gaps or window.landing:
+        evidence["not_there_yet"] = [f"req_{k}" for k in (*window.gaps, *window.landing)][:10]
+    chunks = _chunks(window, ids)
+    if chunks:
+        evidence["folders"] = [p.name for p in chunks]
+        got = sum(p.tokens for p in chunks) if chunks[0].ids else max(p.tokens for p in chunks)
+        return Finding(Cause.PARTIAL_CHUNK, got, n, evidence)
+    if not window.pieces and not window.landing:
+        evidence["why"] = "no dump at all came"
+    else:
+        evidence["why"] = f"no dump of {n} tokens came in time"
+    return Finding(Cause.LATE, None, n, evidence)
+
+
+def _chunks(window: Window, ids: tuple[int, ...]) -> tuple[Piece, ...]:
+    """Dumps that are parts of the prompt, by their ids, or by adding up to it."""
+    n = len(ids)
+    prefill = [p for p in window.pieces if p.number > window.floor and not is_decode(p, n) and p.tokens < n]
+    named = tuple(p for p in prefill if p.ids is not None and p.ids == ids[: p.tokens] and p.tokens > FEW)
+    if named:
+        return named
+    unnamed = [p for p in prefill if p.ids is None][:16]
+    for count in range(2, _MOST_CHUNKS + 1):
+        for some in combinations(unnamed, count):
+            if sum(p.tokens for p in some) == n:
+                return some
+    return ()
+
+
+def naive(window: Window, ids: tuple[int, ...], chosen: Match | None) -> list[Finding]:
+    """What matching by order would have credited to this request, wrongly, each with its cause.
+
+    Two such ways were used in the field: the folder of the next number, whatever lies in it, and the first
+    new folder.
+    """
+    n, out = len(ids), []
+    taken = {p.number for p in chosen.pieces} if chosen else set[int]()
+    after = window.leftovers.get(window.floor + 1) if window.floor >= 0 else None
+    if after is not None:
+        out.append(_passed(Cause.STALE, after, n, "the folder of the next number is a leftover"))
+    first = next((p for p in window.pieces if p.number not in taken), None)
+    if first is not None and window.pieces[0] is first:
+        out.append(_passed(_cause_of(first, window, ids), first, n, "the first new folder"))
+    return out
+
+
+def _cause_of(piece: Piece, window: Window, ids: tuple[int, ...]) -> Cause:
+    n = len(ids)
+    if piece.number <= window.floor:
+        return Cause.LATE
+    if is_decode(piece, n):
+        return Cause.DECODE_STEP
+    if piece in _chunks(window, ids):
+        return Cause.PARTIAL_CHUNK
+    return Cause.FOREIGN
+
+
+def _passed(cause: Cause, piece: Piece, n: int, why: str) -> Finding:
+    evidence: dict[str, Any] = {"folder": piece.name, "why": f"{piece.name}: {why}"}
+    if piece.mode is not None:
+        evidence["forward_mode"] = piece.mode
+    return Finding(cause, piece.tokens, n, evidence)
