@@ -1,7 +1,8 @@
 """The checks that need no model: identity, shape, type and finiteness of a dump (design.md 4).
 
-Each failure has one cause. The order matters: a dump of another request is named so before its length is
-judged.
+Each failure has one cause; what decides each is told in engine/wire/cause_table.py. The order matters: a dump
+of another request is named so before its length is judged, and what is no dump of this shape at all before
+its rows are counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from engine.wire.causes import Cause
 from engine.wire.ids import parse_rid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -34,7 +35,7 @@ class Expected:
 
 def check_states(states: States, want: Expected) -> Finding | None:
     """The first thing that is wrong with ``states``, or None. Shapes: see States."""
-    for check in (_identity, _ids, _rows, _layers, _width_and_dtype, _values):
+    for check in (_identity, _form, _ids, _layers, _width, _rows, _dtype, _values):
         finding = check(states, want)
         if finding is not None:
             return finding
@@ -53,50 +54,106 @@ def _found(cause: Cause, states: States, got: Any, expected: Any, **evidence: An
     return Finding(cause, got, expected, evidence, states)
 
 
-def _identity(s: States, want: Expected) -> Finding | None:
-    if s.rid == want.rid:
+def rid_cause(got: str, want: str) -> Cause | None:
+    """Whose dump it is by its request id: None ours, STALE another attempt at the same row, else FOREIGN."""
+    if got == want:
         return None
-    ours, theirs = parse_rid(want.rid), parse_rid(s.rid)
+    ours, theirs = parse_rid(want), parse_rid(got)
     same_row = ours is not None and theirs is not None and (ours.run, ours.row) == (theirs.run, theirs.row)
-    return _found(Cause.STALE if same_row else Cause.FOREIGN, s, s.rid, want.rid)
+    return Cause.STALE if same_row else Cause.FOREIGN
+
+
+def _identity(s: States, want: Expected) -> Finding | None:
+    cause = rid_cause(s.rid, want.rid)
+    return None if cause is None else _found(cause, s, s.rid[:200], want.rid)
+
+
+def _form(s: States, want: Expected) -> Finding | None:
+    """Ranks first: what is counted below would mean nothing in a tensor of another rank."""
+    ids = s.input_ids
+    if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex():
+        got = f"input_ids {_dtype_name(ids)} {list(ids.shape)}"
+        return _found(Cause.UNREADABLE, s, got, "input_ids int64 [S]")
+    for name, t in (("aux", s.aux), ("last", s.last), ("pre", s.pre)):
+        if t is not None and t.dim() != 2:
+            return _found(Cause.WRONG_WIDTH, s, list(t.shape), "[S, width]", where=name)
+    return None
+
+
+def ids_cause(
+    seen: Sequence[int], want: Sequence[int], prompt: int, start: int
+) -> tuple[Cause, dict[str, Any]] | None:
+    """Why the ids that a forward saw are not the sample's, with the figures; None when they are.
+
+    Args:
+        prompt: how many tokens the writer says that the prompt had.
+        start: the position of the first row, as the writer says it.
+    """
+    seen, want = tuple(seen), tuple(want)
+    if seen == want:
+        return None
+    n, m = len(seen), len(want)
+    at = first_difference(seen, want)
+    if n < m and start > 0 and seen == want[start : start + n]:
+        whole = start + n == m
+        return (Cause.PREFIX_CACHED, {"missing_prefix": start}) if whole else _part(start, n)
+    if n == 1 and m > 1:
+        return Cause.DECODE_STEP, {"position": at}
+    if 0 < n < m and seen == want[m - n :]:
+        return Cause.PREFIX_CACHED, {"missing_prefix": m - n}
+    if n < m and seen == want[:n]:
+        return _part(0, n) if prompt > n else (Cause.TRUNCATED_INPUT, {"position": at})
+    assert at is not None  # they are not equal
+    return Cause.IDS_DIFFER, {
+        "position": at,
+        "got_ids": list(seen[max(0, at - 3) : at + 4]),
+        "expected_ids": list(want[max(0, at - 3) : at + 4]),
+    }
+
+
+def _part(start: int, n: int) -> tuple[Cause, dict[str, Any]]:
+    return Cause.PARTIAL_CHUNK, {"chunks": [{"start": start, "n": n}]}
 
 
 def _ids(s: States, want: Expected) -> Finding | None:
-    seen = s.input_ids.tolist()
-    if tuple(seen) == want.input_ids:
+    named = ids_cause(s.input_ids.tolist(), want.input_ids, s.num_tokens, first_start(s.chunks))
+    if named is None:
         return None
-    n, m = len(seen), len(want.input_ids)
-    at = first_difference(seen, want.input_ids)
-    start = int(s.chunks[0].get("start", 0)) if s.chunks else 0
-    if start > 0 and tuple(seen) == want.input_ids[start:]:
-        return _found(Cause.PREFIX_CACHED, s, n, m, missing_prefix=start)
-    if n == 1 and m > 1:
-        return _found(Cause.DECODE_STEP, s, n, m, position=at)
-    if n < m and tuple(seen) == want.input_ids[:n]:
-        return _found(Cause.TRUNCATED_INPUT, s, n, m, position=at)
-    return _found(
-        Cause.IDS_DIFFER,
-        s,
-        n,
-        m,
-        position=at,
-        got_ids=seen[max(0, at - 3) : at + 4] if at is not None else [],
-        expected_ids=list(want.input_ids[max(0, at - 3) : at + 4]) if at is not None else [],
-    )
+    cause, evidence = named
+    return _found(cause, s, int(s.input_ids.numel()), len(want.input_ids), **evidence)
+
+
+def first_start(chunks: Sequence[Mapping[str, Any]]) -> int:
+    """The position of the first row that was computed (0 when the writer tells no chunks)."""
+    return int(chunks[0].get("start", 0)) if chunks else 0
+
+
+def covered(chunks: Sequence[Mapping[str, Any]]) -> int:
+    """Up to which position the chunks join without a gap or an overlap, from 0."""
+    end = 0
+    for chunk in chunks:
+        if int(chunk.get("start", 0)) != end or int(chunk.get("n", 0)) <= 0:
+            break
+        end += int(chunk["n"])
+    return end
 
 
 def _rows(s: States, want: Expected) -> Finding | None:
-    n, m = int(s.aux.shape[0]) if s.aux.dim() else 0, len(want.input_ids)
-    others = [int(t.shape[0]) for t in (s.last, s.pre) if t is not None]
-    if n == m == s.num_tokens and all(o == m for o in others):
+    m = len(want.input_ids)
+    counts = [int(t.shape[0]) for t in (s.aux, s.last, s.pre) if t is not None]
+    listed = sum(int(c.get("n", 0)) for c in s.chunks) if s.chunks else m
+    if all(c == m for c in (*counts, s.num_tokens, listed)) and (not s.chunks or covered(s.chunks) == m):
         return None
-    start = int(s.chunks[0].get("start", 0)) if s.chunks else 0
-    got = min([n, s.num_tokens, *others])
+    got, start = min(*counts, s.num_tokens, listed), first_start(s.chunks)
+    chunks = [dict(c) for c in s.chunks[:32]]
     if start > 0:
         return _found(Cause.PREFIX_CACHED, s, got, m, missing_prefix=start)
-    if n == 1 and m > 1:
+    if max(counts) > m:
+        why = "more rows than tokens: the cut went on into another request"
+        return _found(Cause.NEIGHBOUR, s, max(counts), m, why=why, chunks=chunks)
+    if counts[0] == 1 and m > 1:
         return _found(Cause.DECODE_STEP, s, got, m)
-    return _found(Cause.PARTIAL_CHUNK, s, got, m, chunks=[dict(c) for c in s.chunks])
+    return _found(Cause.PARTIAL_CHUNK, s, got, m, chunks=chunks, joined=covered(s.chunks))
 
 
 def _layers(s: States, want: Expected) -> Finding | None:
@@ -105,22 +162,27 @@ def _layers(s: States, want: Expected) -> Finding | None:
     return _found(Cause.WRONG_LAYERS, s, list(s.layers), list(want.taps))
 
 
-def _width_and_dtype(s: States, want: Expected) -> Finding | None:
+def _width(s: States, want: Expected) -> Finding | None:
     width = len(want.taps) * want.hidden_size
-    if s.aux.dim() != 2 or int(s.aux.shape[1]) != width:
+    if int(s.aux.shape[1]) != width:
         return _found(Cause.WRONG_WIDTH, s, list(s.aux.shape), [len(want.input_ids), width])
     last = chosen_last(s, want.last)
     if want.last is not None and last is None:
         return _found(Cause.WRONG_LAYERS, s, "no last state", want.last)
-    for t in (s.aux, last):
-        if t is None:
-            continue
-        name = str(t.dtype).removeprefix("torch.")
-        if name != want.dtype:
-            return _found(Cause.WRONG_DTYPE, s, name, want.dtype)
-    if last is not None and (last.dim() != 2 or int(last.shape[1]) != want.hidden_size):
+    if last is not None and int(last.shape[1]) != want.hidden_size:
         return _found(Cause.WRONG_WIDTH, s, list(last.shape), [len(want.input_ids), want.hidden_size])
     return None
+
+
+def _dtype(s: States, want: Expected) -> Finding | None:
+    for t in (s.aux, chosen_last(s, want.last)):
+        if t is not None and _dtype_name(t) != want.dtype:
+            return _found(Cause.WRONG_DTYPE, s, _dtype_name(t), want.dtype)
+    return None
+
+
+def _dtype_name(t: Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")
 
 
 def chosen_last(s: States, last: str | None) -> Tensor | None:

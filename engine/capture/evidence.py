@@ -113,6 +113,12 @@ def _name(
             hits = row_errors(s[inner], truth[inner - step]) <= tolerance
             if float(hits.float().mean()) > 0.5 and int(hits.sum()) >= max(1, count // 2):
                 return out(Cause.SHIFTED, text)
+    places, share = _places(s[at], truth, tolerance)
+    if share > 0.5:
+        step = int((at - places).mode().values)
+        if count > 1 and float((at - places == step).float().mean()) > 0.5:
+            return out(Cause.SHIFTED, f"its own rows, {abs(step)} {'late' if step > 0 else 'early'}")
+        return out(Cause.EVIDENCE_LOW, "its own rows, in another order")
     best = _best(s[at], others, tolerance)
     if best is not None:
         other, places = best
@@ -122,6 +128,9 @@ def _name(
         return out(
             Cause.SWAPPED if exchanged else Cause.NEIGHBOUR, f"{other.name}, in flight at the same time"
         )
+    factor = _factor(s[at], truth[at], tolerance)
+    if factor is not None:
+        return out(Cause.EVIDENCE_LOW, f"its own rows, times {factor:.4g}")
     if last == n - 1 and count < n and count == last - first + 1:
         return out(Cause.NEIGHBOUR, "a request that is not ours")
     return out(Cause.EVIDENCE_LOW, "unknown")
@@ -131,6 +140,15 @@ def _is_whole(s: Tensor, truth: Tensor, tolerance: float) -> bool:
     """Whether all of ``s`` is the other's [S, H], and not only the wrong rows (the other may be shorter)."""
     n = min(len(s), len(truth))
     return bool((row_errors(s[:n], truth[:n]) <= tolerance).all())
+
+
+def _factor(rows: Tensor, truth: Tensor, tolerance: float) -> float | None:
+    """The number (the median over the rows) by which ``truth`` [W, H] was multiplied, if that is all that is
+    wrong with most of ``rows``."""
+    t = truth.float()
+    factors = (rows * t).sum(-1) / t.pow(2).sum(-1).clamp(min=1e-12)
+    off = (rows - factors[:, None] * t).norm(dim=-1) / rows.norm(dim=-1).clamp(min=1e-12)
+    return float(factors.median()) if float((off <= tolerance).float().mean()) > 0.5 else None
 
 
 def _best(rows: Tensor, others: Sequence[Other], tolerance: float) -> tuple[Other, Tensor] | None:

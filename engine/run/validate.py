@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.capture.checks import Expected, check_states, chosen_last
-from engine.capture.evidence import DOUBT, WIN_ACCEPT, Other, judge, judge_win_rate, win_rate
+from engine.capture.evidence import DOUBT, WIN_ACCEPT, Other, judge, judge_win_rate, row_errors, win_rate
 from engine.capture.states import Finding, States
 from engine.store.records import Record, raw_bytes
+from engine.targets.lowest import final_norm
 from engine.wire.causes import Cause
+from engine.wire.errors import PreflightError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +41,15 @@ class Judged:
     retake: str = ""
 
 
+@dataclass(frozen=True)
+class _Take:
+    """Whose states are known by their digest: the row, the digest of its ids, whether evidence proved it."""
+
+    row: int
+    ids: bytes
+    proven: bool
+
+
 class Validator:
     """Judges the states of one run's samples.
 
@@ -61,10 +72,12 @@ class Validator:
         head: HeadRows | None = None,
     ) -> None:
         self.target, self.hidden_size, self.dtype = target, hidden_size, dtype
-        self._lowest, self._norm, self._head = lowest, norm, head
+        self._lowest, self._head = lowest, head
+        self._norm = norm if norm is not None or lowest is None else _norm_of(lowest)
         self._truths: OrderedDict[int, Tensor] = OrderedDict()
         self._truth_bytes = 0
-        self._seen: dict[bytes, tuple[int, bytes]] = {}
+        self._seen: dict[bytes, _Take] = {}
+        self._latest: dict[int, bytes] = {}
         self._range: dict[int, tuple[float, float]] = {}
         self._accepted = 0
 
@@ -84,10 +97,11 @@ class Validator:
             evidence, finding, retake = self._recompute(sample, states, taps, flying)
         else:
             evidence, finding, retake = self._win_rate(sample, states)
+        finding = finding or self._last_is_its_norms(states)
         if finding is not None:
             return Judged(finding=finding)
         record = self._record(sample, rid, attempt, states, taps, evidence)
-        finding = self._duplicate(sample, record, states)
+        finding = self._duplicate(sample, record, states, proven=not retake)
         if finding is not None:
             return Judged(finding=finding)
         return Judged(record=record, retake=retake or self._outlier(record))
@@ -102,6 +116,9 @@ class Validator:
             return evidence, None, ""
         if value <= DOUBT[self.dtype]:
             return evidence, None, f"the lowest tap differs by {value:.3g}, more than rounding should"
+        finding = self._other_layer(sample, states, taps, truth)
+        if finding is not None:
+            return {}, finding, ""
         near = {s.row for s in flying}
         others = [Other(f"row {s.row}", self._truth(s), True) for s in flying if s.row != sample.row]
         others += [
@@ -113,6 +130,36 @@ class Validator:
         assert wrong is not None  # the same numbers were judged a moment ago
         n = len(sample.input_ids)
         return {}, Finding(wrong.cause, n - wrong.rows, n, wrong.to_json(), states), ""
+
+    def _other_layer(self, sample: Sample, states: States, taps: Tensor, truth: Tensor) -> Finding | None:
+        """Whether the lowest tap's place holds the output of a layer below, or its rows stand in another
+        tap's place."""
+        assert self._lowest is not None
+        lowest = self.target.taps[0]
+        got: int | str | None = None
+        for i, tap in enumerate(self.target.taps[1:], 1):
+            if judge(taps[:, i], truth, self.dtype)[1] is None:
+                got = f"layer {lowest} in the place of layer {tap}"
+        for layer, below in enumerate(self._lowest.below(sample.input_ids), -1):
+            if judge(taps[:, 0], below, self.dtype)[1] is None:
+                got = f"layer {layer}" if layer >= 0 else "the embeddings"
+        if got is None:
+            return None
+        return Finding(Cause.WRONG_LAYERS, got, f"layer {lowest}", {"kind": "recompute"}, states)
+
+    def _last_is_its_norms(self, states: States) -> Finding | None:
+        """Where a dump has the last state before and after the final norm, norm(pre) must be last, row by
+        row: else one of the two was cut elsewhere."""
+        if self._norm is None or self.target.last is None or states.pre is None or states.last is None:
+            return None
+        errors = row_errors(self._norm(states.pre), states.last)
+        wrong = ~(errors <= DOUBT[self.dtype])
+        if not bool(wrong.any()):
+            return None
+        n, at = len(errors), wrong.nonzero()[:, 0]
+        evidence = {"kind": "norm", "value": round(float(errors.max()), 6), "wrong_rows": len(at)}
+        evidence |= {"first_row": int(at[0]), "last_row": int(at[-1]), "whose": "unknown"}
+        return Finding(Cause.EVIDENCE_LOW, n - len(at), n, evidence, states)
 
     def _win_rate(self, sample: Sample, states: States) -> tuple[dict[str, Any], Finding | None, str]:
         assert self._head is not None
@@ -161,15 +208,29 @@ class Validator:
         stats = {str(tap): _stats(taps[:, i]) for i, tap in enumerate(self.target.taps)}
         return Record(sample.row, rid, attempt, tensors, stats, evidence)
 
-    def _duplicate(self, sample: Sample, record: Record, states: States) -> Finding | None:
-        """States equal to those of a sample with other ids. (Equal ids give equal states, rightly.)"""
+    def _duplicate(self, sample: Sample, record: Record, states: States, proven: bool) -> Finding | None:
+        """States equal to those of a sample with other ids. (Equal ids give equal states, rightly.)
+
+        Which of the two is wrong is told only by evidence: one that is proven is kept, whoever came first,
+        and a sample's later take replaces what its earlier one claimed.
+        """
         key = hashlib.blake2b(raw_bytes(record.tensors["taps"]), digest_size=16).digest()
         ids = hashlib.blake2b(raw_bytes(record.tensors["input_ids"]), digest_size=16).digest()
-        row, other = self._seen.setdefault(key, (sample.row, ids))
-        if other == ids:
+        before = self._latest.get(sample.row, key)
+        if before != key:
+            del self._latest[sample.row]
+            claim = self._seen.get(before)
+            if claim is not None and claim.row == sample.row:
+                del self._seen[before]
+        other = self._seen.get(key)
+        if other is None or (proven and not other.proven):
+            self._seen[key] = _Take(sample.row, ids, proven)
+            self._latest[sample.row] = key
+        if other is None or other.ids == ids or (proven and not other.proven):
             return None
         n = len(sample.input_ids)
-        return Finding(Cause.DUPLICATE, f"the states of row {row}", n, {"same_as_row": row}, states)
+        evidence = {"same_as_row": other.row}
+        return Finding(Cause.DUPLICATE, f"the states of row {other.row}", n, evidence, states)
 
     def _outlier(self, record: Record) -> str:
         """Why the per-tap statistics leave the run's own range by far ("" when they do not)."""
@@ -181,6 +242,14 @@ class Validator:
             self._range[int(tap)] = (min(low, s["std"]), max(high, s["std"]))
         self._accepted += 1
         return why
+
+
+def _norm_of(lowest: LowestLayers) -> FinalNorm | None:
+    """The final norm; None when it is of no known kind (then nothing can be compared with it)."""
+    try:
+        return final_norm(lowest)
+    except PreflightError:
+        return None
 
 
 def compare_retake(a: Record, b: Record) -> float:

@@ -91,6 +91,19 @@ class LowestLayers:
             self._model(input_ids=torch.tensor([list(input_ids)]), use_cache=False)
         return self._seen.pop()
 
+    def below(self, input_ids: Sequence[int]) -> list[Tensor]:
+        """What lies under the tap, float32 [S, H] each: the embeddings, then the outputs of layers
+        0..tap-1."""
+        import torch
+
+        self._seen.clear()
+        with torch.inference_mode():
+            out = self._model(
+                input_ids=torch.tensor([list(input_ids)]), use_cache=False, output_hidden_states=True
+            )
+        self._seen.clear()
+        return [h[0] for h in out.hidden_states[: self.tap + 1]]
+
 
 @dataclass(frozen=True)
 class FinalNorm:
