@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.sglang import tiny
@@ -37,6 +38,7 @@ class Job:
     place: Path
     spec: dict[str, Any]
     python: str = sys.executable
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def store(self) -> Path:
@@ -55,7 +57,8 @@ class Job:
             "--spec", str(self.place / "spec.json"), "--run-dir", str(run), "--json",
         ]  # fmt: skip
         with (self.place / "engine.log").open("ab") as log:
-            return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            env = {**os.environ, **self.environment}
+            return subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env)
 
     def run(self, timeout_s: float = 300.0) -> int:
         """One attempt to its end: the exit code."""

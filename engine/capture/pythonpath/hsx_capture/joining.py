@@ -60,7 +60,8 @@ class Piece:
 
 @dataclass
 class Partial:
-    """The chunks of a request whose prefill goes on. ``refused``: no file at all, an error file instead."""
+    """The chunks of a request whose prefill goes on. ``refused``: no file at all, an error file instead;
+    ``busy``: because there was no room."""
 
     rid: str
     serial: int
@@ -71,6 +72,7 @@ class Partial:
     expected: int = 0
     error: str = ""
     refused: bool = False
+    busy: bool = False
 
     @property
     def nbytes(self) -> int:

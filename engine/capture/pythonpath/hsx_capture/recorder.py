@@ -42,7 +42,8 @@ REMEMBERED = 4096
 twice."""
 
 Handshake = dict[str, Any]
-"""What the reply says of the dump: {"path", "num_tokens", "dump_id"} or {"error"}."""
+"""What the reply says of the dump: {"path", "num_tokens", "dump_id"}, or {"error"}, with "busy" when there was no
+room for it now and it may be asked again."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,7 @@ class Recorder:
         reason = self._no_room(piece.rid, nbytes)
         if reason:
             self._refuse(partial, reason)
+            partial.busy = is_name(piece.rid)
             return
         rows = self._copier.copy(slices)
         partial.parts.append(rows)
@@ -257,9 +259,10 @@ class Recorder:
                 self._refuse(partial, "the server is shutting down")
         except queue.Full:
             self._refuse(partial, f"backlog: {self._jobs.qsize()} dumps wait to be written")
+            partial.busy = True
         if partial.refused:
             self._counts["refused"] += 1
-            handshake: Handshake = {"error": partial.error}
+            handshake: Handshake = {"error": partial.error, **({"busy": True} if partial.busy else {})}
         else:
             path = dump_path(self._folder.path, partial.rid)
             handshake = {"path": str(path), "num_tokens": len(partial.prompt), "dump_id": dump_id}
@@ -288,6 +291,7 @@ class Recorder:
             if partial.refused:
                 kind = ""
                 self._mark(job, partial.error)
+                self._folder.measure()  # what was full may have been emptied a moment ago
             else:
                 dump = build_dump(job, self.facts, self._norm)
                 self._folder.write(dump, self._clock())
