@@ -7,7 +7,6 @@ it. Nothing is guessed: what is not proven is a finding with its cause, and the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from engine.capture.states import Finding
@@ -89,7 +88,7 @@ def is_decode(piece: Piece, tokens: int) -> bool:
 
 def match(window: Window, rid: str, ids: tuple[int, ...], *, by_count: bool) -> Match | Finding | None:
     """The request's dumps; a Finding when they cannot be told from others; None when they are not there."""
-    ours = [p for p in window.pieces if not is_decode(p, len(ids)) and p.rid in (None, rid)]
+    ours = [p for p in window.pieces if _may_be_ours(p, rid, len(ids))]
     equal = [p for p in ours if p.ids == ids]
     if equal:
         return Match((equal[0],), "token_ids")  # equal ids from the first token on have equal states
@@ -106,6 +105,11 @@ def match(window: Window, rid: str, ids: tuple[int, ...], *, by_count: bool) -> 
         why = f"{named[0].name} may be the late dump of another sample with {n} tokens"
         return Finding(Cause.LATE, n, n, {"why": why, "folder": named[0].name})
     return Match((named[0],), "count") if named else None
+
+
+def _may_be_ours(piece: Piece, rid: str, n: int) -> bool:
+    judged = piece.mode is not None or piece.ids is None  # ids tell better than a few rows
+    return piece.rid in (None, rid) and not (judged and is_decode(piece, n))
 
 
 def _ambiguous(named: list[Piece], n: int) -> Finding:
@@ -156,13 +160,15 @@ def _chunks(window: Window, ids: tuple[int, ...]) -> tuple[Piece, ...]:
     """Dumps that are parts of the prompt, by their ids, or by adding up to it."""
     n = len(ids)
     prefill = [p for p in window.pieces if p.number > window.floor and not is_decode(p, n) and p.tokens < n]
-    named = tuple(p for p in prefill if p.ids is not None and p.ids == ids[: p.tokens] and p.tokens > FEW)
+    named = tuple(p for p in prefill if p.ids is not None and p.ids == ids[: p.tokens])
     if named:
         return named
-    unnamed = [p for p in prefill if p.ids is None][:16]
+    # A chunk is the last prompt of its forward, and the next chunk the first one of the next forward.
+    unnamed = [p for p in window.pieces if p.ids is None and p.mode in _PREFILL]
     for count in range(2, _MOST_CHUNKS + 1):
-        for some in combinations(unnamed, count):
-            if sum(p.tokens for p in some) == n:
+        for first in range(len(unnamed) - count + 1):
+            some = tuple(unnamed[first : first + count])
+            if sum(p.tokens for p in some) == n and all(p in prefill for p in some):
                 return some
     return ()
 

@@ -246,6 +246,7 @@ class LegacySource:
         else:
             assert not isinstance(found, Match)
             result = found or explain(window, ids, waited)
+            passed = tuple(p for p in passed if p.cause is not result.cause)
             if result.cause is Cause.LATE and found is None:
                 self._owed[ask.sample.row] = len(ids)
             if window.pieces and all(p.number <= floor for p in window.pieces):

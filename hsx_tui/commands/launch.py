@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine.wire.errors import Refused, SpecError, UsageError
+from engine.wire.errors import SpecError, UsageError
 from engine.wire.spec import extract_from_json
 from hsx_tui.config import nearest
 from hsx_tui.services.runs import Launch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def extract_launch(fleet: Fleet, run: str) -> tuple[str, Launch]:
-    """(host, launch) of [runs.RUN]. Raises UsageError or Refused for what cannot be run."""
+    """(host, launch) of [runs.RUN]. Raises UsageError for what cannot be run."""
     config, path = fleet.config, fleet.configured.path
     if run not in config.runs:
         raise UsageError(
@@ -69,17 +69,12 @@ def extract_launch(fleet: Fleet, run: str) -> tuple[str, Launch]:
 
 
 def _source(name: str, server: Server) -> dict[str, Any]:
-    if server.dump_mode != "rid":
-        raise Refused(
-            f"server {name} has dump_mode = {server.dump_mode!r}",
-            "this version takes dumps by request id only",
-            'set up the capture plugin there and use dump_mode = "rid"',
-        )
     if server.dump_dir is None:
         raise UsageError(f"servers.{name} has no dump_dir", "dumps are read from there", "add it")
     return {
         "kind": server.kind,
         "url": server.url,
         "dump_dir": server.dump_dir,
+        "dump_mode": server.dump_mode,
         "api_key_env": server.api_key_env,
     }

@@ -37,6 +37,10 @@ LOAD_DEADLINE_S = 900.0
 _PROCESS = re.compile(rb"Started server process \[(\d{1,10})\]")
 _LISTENS = re.compile(rb"Uvicorn running on (http://127\.0\.0\.1:\d{1,5})")
 TRAFFIC = "traffic"
+LATE_S = 8
+"""In counter mode some dumps land so long after the answer: longer than the engine waits for one."""
+EARLIER_S = 6
+"""How long others use the server in its earlier life."""
 
 
 class ListeningLine:
@@ -135,7 +139,24 @@ class Demo:
             self.url = await self._wait_listening(o.server_run)
             self._remember("servers", {o.server_run: {"attempt": status["attempt"], "url": self.url}})
         await self._wait_ready(o.server_run)
+        if o.counter:
+            await self._earlier_life(int(status["attempt"]))
         return self.url
+
+    async def _earlier_life(self, attempt: int) -> None:
+        """Let a new server work and restart it: its counter begins at 0 again, over the dumps of its
+        earlier life, as after any restart of a server that was patched in the field."""
+        name, lives = self.options.server_run, self._recall("lives")
+        if lives.get(name) == attempt:
+            return
+        self._remember("lives", {name: attempt + 1})
+        await self._dataset()
+        args = ["demo", "traffic", "--url", str(self.url), "--seed", "1", "--max-seconds", str(EARLIER_S)]
+        await self.runs.ensure(Launch(TRAFFIC, "traffic", args, grace=(5.0, 2.0)))
+        await self.runs.wait_end(TRAFFIC)
+        await self.runs.abort(name)
+        await self.runs.wait_end(name)
+        await self._server()
 
     def _serve(self) -> Launch:
         o = self.options
@@ -153,8 +174,10 @@ class Demo:
             "--taps",
             " ".join(map(str, o.taps)),
             "--chunked-prefill-size",
-            str(o.chunk),
+            str(o.chunk_tokens),
         ]
+        if o.counter:
+            args += ["--dump-mode", "counter", "--dump-late", str(LATE_S)]
         if o.kind:
             args += ["--sabotage", o.kind, "--sabotage-log", str(o.workdir / "sabotage.jsonl")]
         if o.prefix_cache:
@@ -163,12 +186,14 @@ class Demo:
 
     @property
     def dump_dir(self) -> str:
-        """A private folder in /dev/shm with a random name, the same for this work directory."""
-        known = self._recall("dump_dir").get("path")
+        """A private folder in /dev/shm with a random name, the same for this work directory and dump
+        mode."""
+        key = "counter" if self.options.counter else "path"
+        known = self._recall("dump_dir").get(key)
         if isinstance(known, str):
             return known
         path = f"/dev/shm/hsx-{os.getuid()}-{secrets.token_hex(6)}"
-        self._remember("dump_dir", {"path": path})
+        self._remember("dump_dir", {key: path})
         return path
 
     async def _wait_listening(self, run: str) -> str:
@@ -273,8 +298,20 @@ class Demo:
             "run": o.run,
             "store": str(o.store),
             "dataset": {"path": str(o.dataset), "max_tokens": 2047, "rows": [0, o.samples or rows]},
-            "target": {"model": await self.model(), "taps": list(o.taps), "last": "pre", "dtype": "bfloat16"},
-            "source": {"kind": "sglang", "url": self.url, "dump_dir": self.dump_dir},
+            "target": {
+                "model": await self.model(),
+                "taps": list(o.taps),
+                "last": o.last,
+                "dtype": "bfloat16",
+            },
+            "source": {
+                "kind": "sglang",
+                "url": self.url,
+                "dump_dir": self.dump_dir,
+                "dump_mode": o.dump_mode,
+            },
+            # Doubt is frequent beside others' requests when nothing but a count tells dumps apart.
+            "attempts": 6 if o.counter else 3,
             "concurrency": o.concurrency,
             "shard_bytes": o.shard_bytes,
             "shard_seconds": 5.0,
@@ -303,7 +340,8 @@ class Demo:
                     await self.runs.wait_end(status["run"])
         await self.close()
         await stop_host(self.options.workdir)
-        shutil.rmtree(self.dump_dir, ignore_errors=True)
+        for folder in self._recall("dump_dir").values():
+            shutil.rmtree(folder, ignore_errors=True)
         return ran or bool(live)
 
     async def close(self) -> None:

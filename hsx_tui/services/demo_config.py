@@ -34,9 +34,9 @@ def write_config(o: DemoOptions, url: str, dump_dir: str, model: str, rows: int)
             "kind": "sglang",
             "url": url,
             "dump_dir": dump_dir,
-            "dump_mode": "rid",
+            "dump_mode": o.dump_mode,
         },
-        "targets.demo": {"model": model, "taps": list(o.taps), "last": "pre", "dtype": "bfloat16"},
+        "targets.demo": {"model": model, "taps": list(o.taps), "last": o.last, "dtype": "bfloat16"},
         "datasets.demo": {"path": str(o.dataset), "max_tokens": 2047},
         f"runs.{o.run}": {
             "source": "server",

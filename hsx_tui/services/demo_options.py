@@ -36,7 +36,7 @@ class DemoOptions:
     taps: tuple[int, ...] = (1, 14, 26)
     shard_bytes: int = 4 << 20
     concurrency: int = 8
-    chunk: int = 256
+    chunk: int | None = None
     prefix_cache: bool = False
 
     def check(self) -> None:
@@ -57,10 +57,23 @@ class DemoOptions:
             raise Refused(
                 f"--server {self.server}", "this version drives the embedded server only", "leave it out"
             )
-        if self.dump_mode != "rid":
-            raise Refused(
-                f"--dump-mode {self.dump_mode}", "this version takes dumps by request id only", "leave it out"
-            )
+        if self.dump_mode not in ("rid", "counter"):
+            raise UsageError(f"--dump-mode {self.dump_mode}", "unknown mode", "rid or counter")
+
+    @property
+    def counter(self) -> bool:
+        """Whether the server writes counter-numbered dumps."""
+        return self.dump_mode == "counter"
+
+    @property
+    def chunk_tokens(self) -> int:
+        """The server's chunk: larger for dumps by counter, since what is cut there cannot be joined."""
+        return self.chunk or (512 if self.counter else 256)
+
+    @property
+    def last(self) -> str:
+        """Which last state is stored: counter-numbered dumps have the one after the final norm only."""
+        return "post" if self.counter else "pre"
 
     @property
     def kind(self) -> str:
@@ -73,6 +86,8 @@ class DemoOptions:
         parts = ["demo", str(self.samples) if self.samples else "all"]
         if self.sabotage:
             parts.append(self.sabotage + ("-always" if self.sabotage_always else ""))
+        if self.counter:
+            parts.append("counter")
         if self.foreign_traffic:
             parts.append("traffic")
         if self.model != "smollm2":
@@ -86,9 +101,8 @@ class DemoOptions:
     @property
     def server_run(self) -> str:
         """The server's run id: other flags are another server."""
-        return (
-            "server-" + _digest([self.model, list(self.taps), self.kind, self.chunk, self.prefix_cache])[:8]
-        )
+        flags = [self.model, list(self.taps), self.kind, self.chunk_tokens, self.prefix_cache]
+        return "server-" + _digest([*flags, "counter"] if self.counter else flags)[:8]
 
     @property
     def dataset_run(self) -> str:

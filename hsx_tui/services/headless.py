@@ -149,7 +149,8 @@ class Headless:
             "tokens": result.get("tokens", self._progress.get("tokens", 0)),
             "tok_per_s": result.get("tok_per_s", self._progress.get("tok_per_s", 0.0)),
             "wall_s": result.get("wall_s"),
-            "server": result.get("server") or {"model": await self.demo.model(), "attribution": "rid"},
+            "server": result.get("server")
+            or {"model": await self.demo.model(), "attribution": "count" if self.options.counter else "rid"},
         }
         if error is not None:
             out["error"] = error.to_json()
