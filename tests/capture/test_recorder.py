@@ -419,7 +419,7 @@ def test_close_writes_what_was_promised_and_refuses_what_comes_later(tmp_path: P
     for p in prompts:
         assert p.is_in(read_dump(tmp_path / "d", p.rid))
     said = r.take(Prompt(rid(99), 99, 5).piece(0, 5))
-    assert said == {"error": "the server is shutting down"}
+    assert said == {"error": "the server is shutting down", "busy": True}
     assert r.close(), "a second time does nothing"
 
 

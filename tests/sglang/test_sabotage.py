@@ -34,7 +34,7 @@ def test_every_touched_sample_is_refused_and_taken_again(models: Path, tmp_path:
             job = make_job(tmp_path / kind, server, rows, run=kind, canary=0)
             with Foreign(server.url):
                 assert job.run() == 0, job.log()
-            touched = {json.loads(line)["rid"] for line in (plan / "touched.jsonl").open()}
+            touched = {json.loads(line)["rid"] for line in (plan / "touched.jsonl").read_text().splitlines()}
             refused = {e["rid"]: e["cause"] for e in job.events("mismatch")}
             assert len(touched) >= 5
             assert set(refused) == touched, (kind, refused)

@@ -42,8 +42,8 @@ REMEMBERED = 4096
 twice."""
 
 Handshake = dict[str, Any]
-"""What the reply says of the dump: {"path", "num_tokens", "dump_id"}, or {"error"}, with "busy" when there was no
-room for it now and it may be asked again."""
+"""What the reply says of the dump: {"path", "num_tokens", "dump_id"}, or {"error"}, with "busy" when there
+was no room for it now: it may be asked again."""
 
 
 @dataclass(frozen=True)
