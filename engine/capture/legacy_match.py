@@ -6,14 +6,11 @@ it. Nothing is guessed: what is not proven is a finding with its cause, and the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from engine.capture.states import Finding
 from engine.wire.causes import Cause
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FEW = 2
 """Without a forward mode a dump of so few tokens is a decode step, unless the prompt is as short."""
@@ -52,14 +49,14 @@ class Window:
         landing: dumps that have begun and are not whole.
         floor: the highest number that was seen before the request was sent; -1 when none was. A number up to
             it was given to an earlier request, however late its files come.
-        leftovers: dumps that lay there before and are unchanged, by number.
+        leftover: what lay in the folder of the next number (floor + 1) when the request was sent.
         owed: token counts of other samples' dumps that never came and may come now.
     """
 
     pieces: tuple[Piece, ...]
     landing: tuple[int, ...] = ()
     floor: int = -1
-    leftovers: Mapping[int, Piece] = field(default_factory=dict)
+    leftover: Piece | None = None
     owed: frozenset[int] = frozenset()
 
     @property
@@ -181,9 +178,8 @@ def naive(window: Window, ids: tuple[int, ...], chosen: Match | None) -> list[Fi
     """
     n, out = len(ids), []
     taken = {p.number for p in chosen.pieces} if chosen else set[int]()
-    after = window.leftovers.get(window.floor + 1) if window.floor >= 0 else None
-    if after is not None:
-        out.append(_passed(Cause.STALE, after, n, "the folder of the next number is a leftover"))
+    if window.leftover is not None:
+        out.append(_passed(Cause.STALE, window.leftover, n, "the folder of the next number, a leftover"))
     first = next((p for p in window.pieces if p.number not in taken), None)
     if first is not None and window.pieces[0] is first:
         out.append(_passed(_cause_of(first, window, ids), first, n, "the first new folder"))

@@ -167,7 +167,8 @@ class Report:
 def describe(finding: Finding) -> str:
     """A finding in one line; token counts are said in the field's own words."""
     cause = finding.cause
-    if cause in _BY_COUNT and isinstance(finding.got, int) and isinstance(finding.expected, int):
+    counted = cause in _BY_COUNT or "folder" in finding.evidence  # a folder is known by its token count
+    if counted and isinstance(finding.got, int) and isinstance(finding.expected, int):
         return f"got {finding.got} tokens, expected {finding.expected} [{cause.value}]"
     detail = _figures(finding.evidence)
     return f"{MEANING[cause]}{': ' if detail else ''}{detail} [{cause.value}]"

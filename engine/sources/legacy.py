@@ -47,6 +47,9 @@ _REPEATED_FROM, _REPEATS = 80, 4
 """An attempt at a row is sent once, since the loop counts attempts. Retakes and the canary (from this number
 on) are not asked for again by who asks, so here the request is repeated."""
 
+_EXAMPLES = 8
+"""So many dumps of each cause that were passed over on the way to the right one are told in a run."""
+
 _PROBE = (101, 102, 103, 104, 105)
 
 
@@ -80,7 +83,7 @@ class LegacySource:
         self._top = -1
         self._done = False
         self._owed: dict[int, int] = {}
-        self._told: set[int] = set()
+        self._told: dict[Cause, int] = {}
         self._pruned = time.monotonic()
 
     async def describe(self) -> SourceFacts:
@@ -166,15 +169,18 @@ class LegacySource:
                 break
             passed.append(answer.result)
         seconds = time.monotonic() - began
-        row = ask.sample.row
-        told = () if row in self._told else tuple(passed)  # once a row: the next attempt sees the same crowd
-        self._told.add(row)
+        told = tuple(f for f in passed if self._tell(f))
         if isinstance(answer.result, States):
             return Taken(ask, states=answer.result, request_s=seconds, passed_over=told)
         if isinstance(answer.result, Finding):
             return Taken(ask, finding=answer.result, request_s=seconds, passed_over=told, final=answer.final)
         self._top = -1  # the server may begin anew, and its counter with it
         return Taken(ask, lost=answer.result, request_s=seconds, passed_over=told)
+
+    def _tell(self, finding: Finding) -> bool:
+        """Beside a busy crowd every sample has a stranger's dump before its own: some examples will do."""
+        self._told[finding.cause] = self._told.get(finding.cause, 0) + 1
+        return self._told[finding.cause] <= _EXAMPLES
 
     async def _once(self, ask: Ask, sent: int) -> _Answer:
         ids = ask.sample.input_ids
@@ -184,12 +190,12 @@ class LegacySource:
             return _Answer(Finding(Cause.PARTIAL_CHUNK, self._chunk, len(ids), evidence), final=True)
         name = ask.rid if sent == 1 else f"{ask.rid[:-1]}.{sent}_"
         try:
-            before = await asyncio.to_thread(self._scan)
+            before, left = await asyncio.to_thread(self._before)
             floor = self._top
             reply = await self._send(name, ids)
             if reply is not None:
                 return _Answer(reply)
-            return await self._collect(ask, name, before, floor)
+            return await self._collect(ask, name, before, floor, left)
         except (OSError, LegacyUnreadable) as error:
             return _Answer(Finding(Cause.UNREADABLE, "the dump folder", None, {"why": str(error)[:200]}))
 
@@ -224,13 +230,13 @@ class LegacySource:
             return Finding(Cause.PREFIX_CACHED, len(ids) - cached, len(ids), {"missing_prefix": cached})
         return None
 
-    async def _collect(self, ask: Ask, name: str, before: Scan, floor: int) -> _Answer:
+    async def _collect(self, ask: Ask, name: str, before: Scan, floor: int, left: Piece | None) -> _Answer:
         """The dumps of an answered request, waited for."""
         ids, by_count = ask.sample.input_ids, self.attribution == "count"
         answered = time.monotonic()
         deadline = answered + self._wait_s + len(ids) / 1000
         while True:
-            window = await asyncio.to_thread(self._window, before, floor, ask.sample.row)
+            window = await asyncio.to_thread(self._window, before, floor, left, ask.sample.row)
             found = match(window, name, ids, by_count=by_count)
             waited = time.monotonic() - answered
             if found is not None and (waited > _GAPS_S or not (window.gaps or window.landing)):
@@ -268,24 +274,24 @@ class LegacySource:
         self._seen = now
         return now
 
-    def _window(self, before: Scan, floor: int, row: int = -1) -> Window:
+    def _before(self) -> tuple[Scan, Piece | None]:
+        """What lies there when a request is sent, and the leftover in the folder of the next number."""
+        now = self._scan()
+        seen = now.get(self._top + 1) if self._top >= 0 else None
+        return now, self._piece(seen, new=False) if seen is not None else None
+
+    def _window(self, before: Scan, floor: int, left: Piece | None = None, row: int = -1) -> Window:
         """What is new since ``before``."""
         now = self._scan()
-        new = changed(before, now)
         pieces, landing = [], []
-        for seen in new:
+        for seen in changed(before, now):
             piece = self._piece(seen)
             if piece is None:
                 landing.append(seen.number)
             else:
                 pieces.append(piece)
-        untouched = now.get(floor + 1)
-        leftovers = {}
-        if untouched is not None and untouched.number not in {s.number for s in new}:
-            piece = self._piece(untouched, new=False)
-            leftovers = {piece.number: piece} if piece is not None else {}
         owed = frozenset(n for r, n in self._owed.items() if r != row)
-        return Window(tuple(pieces), tuple(landing), floor, leftovers, owed)
+        return Window(tuple(pieces), tuple(landing), floor, left, owed)
 
     def _piece(self, seen: Seen, *, new: bool = True) -> Piece | None:
         """A whole dump; None while it is not whole. Whole: ``done`` is there, or, from servers that write
