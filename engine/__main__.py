@@ -139,11 +139,34 @@ def _probe(argv: Sequence[str]) -> int:
     return ExitCode.OK
 
 
+def _plugin(argv: Sequence[str]) -> int:
+    """How to start a SGLang server so that it captures: variables and flags, as JSON."""
+    p = argparse.ArgumentParser("engine plugin", description="how a SGLang server is started to capture")
+    p.add_argument("--dump-dir", required=True, help="a folder of its own, best in /dev/shm; made 0700")
+    p.add_argument("--taps", required=True, help='outputs of 0-based layers, for example "1 29 57"')
+    p.add_argument("--folder-bytes", type=int, help="what the folder may hold (8 GiB)")
+    p.add_argument("--json", action="store_true")
+    a = p.parse_args(argv)
+    from engine.capture import plugin
+
+    try:
+        taps = [int(tap) for tap in a.taps.replace(",", " ").split()]
+    except ValueError as error:
+        raise SpecError(
+            f"bad --taps {a.taps!r}", "they are layer numbers", 'for example "1 29 57"'
+        ) from error
+    environment = plugin.server_environment(os.environ, a.dump_dir, a.folder_bytes)
+    flags = plugin.server_flags(taps)
+    _finish({"schema_version": 1, "environment": environment, "flags": flags}, True)
+    return ExitCode.OK
+
+
 def _demo(argv: Sequence[str]) -> int:
-    from engine.demo import serve, traffic
+    from engine.demo import serve, sglang, traffic
 
     verbs: dict[str, Callable[[list[str]], int]] = {
         "serve": serve.main,
+        "sglang": sglang.main,
         "traffic": traffic.main,
         "convert": _demo_convert,
         "dataset": _demo_dataset,
@@ -190,6 +213,7 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "complete": _complete,
     "verify": _verify,
     "probe": _probe,
+    "plugin": _plugin,
     "demo": _demo,
 }
 

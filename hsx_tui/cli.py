@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     for flag, kind in (
         ("--model", str),
         ("--model-cache", Path),
+        ("--sglang-python", Path),
         ("--shard-bytes", int),
         ("--concurrency", int),
         ("--taps", _taps),
@@ -151,7 +152,7 @@ def _demo_options(args: argparse.Namespace) -> Any:
         raise UsageError(f"--sabotage {args.sabotage}", "after the colon only 'always' is known")
     more = {
         k: getattr(args, k)
-        for k in ("model", "shard_bytes", "concurrency", "taps")
+        for k in ("model", "shard_bytes", "concurrency", "taps", "sglang_python")
         if getattr(args, k) is not None
     }
     return DemoOptions(

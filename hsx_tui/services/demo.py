@@ -160,6 +160,8 @@ class Demo:
 
     def _serve(self) -> Launch:
         o = self.options
+        if o.sglang:
+            return self._serve_sglang()
         args = [
             "demo",
             "serve",
@@ -182,6 +184,13 @@ class Demo:
             args += ["--sabotage", o.kind, "--sabotage-log", str(o.workdir / "sabotage.jsonl")]
         if o.prefix_cache:
             args.append("--enable-prefix-cache")
+        return Launch(o.server_run, "server", args, grace=(20.0, 5.0))
+
+    def _serve_sglang(self) -> Launch:
+        o = self.options
+        args = ["demo", "sglang", "--python", str(o.sglang_path), "--model", o.model]
+        args += ["--model-cache", str(o.model_cache), "--dump-dir", self.dump_dir]
+        args += ["--taps", " ".join(map(str, o.taps)), "--chunked-prefill-size", str(o.chunk_tokens)]
         return Launch(o.server_run, "server", args, grace=(20.0, 5.0))
 
     @property

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from engine.wire.errors import Refused, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SABOTAGE = ("swap", "shift", "neighbour", "stale")
 
@@ -31,6 +29,7 @@ class DemoOptions:
     sabotage_always: bool = False
     abort_at: float | None = None
     server: str = "embedded"
+    sglang_python: Path | None = None
     dump_mode: str = "rid"
     model: str = "smollm2"
     taps: tuple[int, ...] = (1, 14, 26)
@@ -53,12 +52,40 @@ class DemoOptions:
             raise UsageError(
                 f"--sabotage {self.sabotage}", "unknown kind", f"one of {', '.join(SABOTAGE)}, or KIND:always"
             )
-        if self.server != "embedded":
-            raise Refused(
-                f"--server {self.server}", "this version drives the embedded server only", "leave it out"
-            )
+        if self.server not in ("embedded", "sglang"):
+            raise UsageError(f"--server {self.server}", "unknown server", "embedded or sglang")
+        if self.sglang:
+            self._check_sglang()
         if self.dump_mode not in ("rid", "counter"):
             raise UsageError(f"--dump-mode {self.dump_mode}", "unknown mode", "rid or counter")
+
+    def _check_sglang(self) -> None:
+        if self.sabotage is not None or self.counter:
+            raise UsageError(
+                "--server sglang",
+                "--sabotage and --dump-mode counter are the embedded server's",
+                "leave them out",
+            )
+        if not os.access(self.sglang_path, os.X_OK):
+            raise Refused(
+                "--server sglang",
+                f"there is no SGLang environment: {self.sglang_path} cannot be run",
+                "make it with `make sglang` (three minutes, 3.5 GB), or name one with --sglang-python",
+            )
+
+    @property
+    def sglang(self) -> bool:
+        """Whether the server is a real SGLang."""
+        return self.server == "sglang"
+
+    @property
+    def sglang_path(self) -> Path:
+        """The interpreter that has SGLang: as given, of HSX_SGLANG_PYTHON, or what `make sglang` makes."""
+        if self.sglang_python is not None:
+            return self.sglang_python.absolute()
+        named = os.environ.get("HSX_SGLANG_PYTHON")
+        here = Path(__file__).resolve().parents[2]
+        return Path(named).absolute() if named else here / ".venv-sglang" / "bin" / "python"
 
     @property
     def counter(self) -> bool:
@@ -90,6 +117,8 @@ class DemoOptions:
             parts.append("counter")
         if self.foreign_traffic:
             parts.append("traffic")
+        if self.sglang:
+            parts.append("sglang")
         if self.model != "smollm2":
             parts.append(_digest(self.model)[:6])
         return "-".join(parts)
@@ -102,6 +131,8 @@ class DemoOptions:
     def server_run(self) -> str:
         """The server's run id: other flags are another server."""
         flags = [self.model, list(self.taps), self.kind, self.chunk_tokens, self.prefix_cache]
+        if self.sglang:
+            flags = [*flags, "sglang", str(self.sglang_path)]
         return "server-" + _digest([*flags, "counter"] if self.counter else flags)[:8]
 
     @property

@@ -47,6 +47,7 @@ class Server:
     threads: int = 1
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    shared: set[Path] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -92,6 +93,7 @@ class Server:
                 break
             try:
                 if httpx.get(f"{self.url}/ready", timeout=5.0, trust_env=False).status_code == 200:
+                    self.shared |= self.shared_memory()  # a scheduler that is killed cannot be asked
                     return self
             except httpx.HTTPError:
                 pass
@@ -146,7 +148,8 @@ class Server:
         """End it, wait for all of its processes, remove the shared memory that it leaves behind."""
         if self.process is None:
             return
-        pids, shared = self.pids(), self.shared_memory()
+        pids = self.pids()
+        self.shared |= self.shared_memory()
         group = self.process.pid
         try:
             self.process.send_signal(number)
@@ -162,8 +165,9 @@ class Server:
             self.process.wait(30.0)
             _wait_gone(pids[1:])
             self.process = None
-            for file in shared:
+            for file in self.shared:
                 file.unlink(missing_ok=True)
+            self.shared = set()
 
 
 def _wait_gone(pids: Sequence[int]) -> None:
