@@ -77,7 +77,7 @@ class Validator:
         self._truths: OrderedDict[int, Tensor] = OrderedDict()
         self._truth_bytes = 0
         self._seen: dict[bytes, _Take] = {}
-        self._latest: dict[int, bytes] = {}
+        self._claims: dict[int, tuple[int, set[bytes]]] = {}
         self._range: dict[int, tuple[float, float]] = {}
         self._accepted = 0
 
@@ -211,22 +211,23 @@ class Validator:
     def _duplicate(self, sample: Sample, record: Record, states: States, proven: bool) -> Finding | None:
         """States equal to those of a sample with other ids. (Equal ids give equal states, rightly.)
 
-        Which of the two is wrong is told only by evidence: one that is proven is kept, whoever came first,
-        and a sample's later take replaces what its earlier one claimed.
+        Which of the two is wrong is told only by evidence: one that is proven is kept, whoever came first.
+        A row that is asked for once more was refused, so what its earlier attempts claimed is forgotten.
         """
         key = hashlib.blake2b(raw_bytes(record.tensors["taps"]), digest_size=16).digest()
         ids = hashlib.blake2b(raw_bytes(record.tensors["input_ids"]), digest_size=16).digest()
-        before = self._latest.get(sample.row, key)
-        if before != key:
-            del self._latest[sample.row]
-            claim = self._seen.get(before)
-            if claim is not None and claim.row == sample.row:
-                del self._seen[before]
+        attempt, claims = self._claims.setdefault(sample.row, (record.attempts, set()))
+        if record.attempts > attempt:
+            for claim in claims:
+                if claim in self._seen and self._seen[claim].row == sample.row:
+                    del self._seen[claim]
+            self._claims[sample.row] = record.attempts, (claims := set())
         other = self._seen.get(key)
-        if other is None or (proven and not other.proven):
+        wins = proven and other is not None and not other.proven
+        if other is None or wins:
             self._seen[key] = _Take(sample.row, ids, proven)
-            self._latest[sample.row] = key
-        if other is None or other.ids == ids or (proven and not other.proven):
+            claims.add(key)
+        if other is None or other.ids == ids or wins:
             return None
         n = len(sample.input_ids)
         evidence = {"same_as_row": other.row}
@@ -253,7 +254,10 @@ def _norm_of(lowest: LowestLayers) -> FinalNorm | None:
 
 
 def compare_retake(a: Record, b: Record) -> float:
-    """The least cosine over rows and taps (and last) of two takes of one sample; both as stored."""
+    """The least cosine over rows and taps (and last) of two takes of one sample; both as stored.
+
+    A cosine is blind to size: where a row is more than a tenth longer than its like, it is their ratio.
+    """
     import torch
 
     least = 1.0
@@ -261,8 +265,14 @@ def compare_retake(a: Record, b: Record) -> float:
         if name in a.tensors:
             x, y = a.tensors[name].double(), b.tensors[name].double()
             least = min(least, float(torch.nn.functional.cosine_similarity(x, y, dim=-1).min()))
+            lengths = torch.stack([x.norm(dim=-1), y.norm(dim=-1)])
+            ratio = float((lengths.amin(0) / lengths.amax(0).clamp(min=1e-30)).min())
+            least = min(least, ratio) if ratio < _SAME_LENGTH else least
     return least
 
+
+_SAME_LENGTH = 0.9
+"""Right rows of a half precision differ by up to 0.065, along the row itself (docs/evidence.md)."""
 
 RETAKE_COSINE = {"float32": 0.9999, "bfloat16": 0.99, "float16": 0.99}
 """Least cosine between two takes, by the source's dtype: other batch shapes round differently."""

@@ -249,10 +249,12 @@ TABLE: dict[Cause, Entry] = {entry.cause: entry for entry in _ENTRIES}
 
 
 _INTRODUCTION = """A dump that is not its sample's has one cause of this closed list. The page is made of
-engine/wire/cause_table.py by `python -m benchmarks.causes`; [fault-matrix.md](fault-matrix.md) shows that each
-cause is found. Dumps are judged in this order, and the first thing that is wrong is named: the reply; the file;
-what the writer says (engine/capture/classify.py); request id, ids, layers, width, rows, dtype and values
-(engine/capture/checks.py); the numbers against a recomputation (engine/capture/evidence.py)."""
+engine/wire/cause_table.py by `python -m benchmarks.causes`; [fault-matrix.md](fault-
+matrix.md) shows that each cause is found. Dumps are judged in this order, and the first
+thing that is wrong is named: the reply; the file; what the writer says
+(engine/capture/classify.py); request id, ids, layers, width, rows, dtype and values
+(engine/capture/checks.py); the numbers against a recomputation
+(engine/capture/evidence.py)."""
 
 
 def markdown() -> Iterator[str]:
