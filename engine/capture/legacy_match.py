@@ -141,7 +141,7 @@ def explain(window: Window, ids: tuple[int, ...], waited_s: float) -> Finding:
     evidence: dict[str, Any] = {"waited_s": round(waited_s, 1), "new": [p.tokens for p in window.pieces][:20]}
     if window.gaps or window.landing:
         evidence["not_there_yet"] = [f"req_{k}" for k in (*window.gaps, *window.landing)][:10]
-    chunks = _chunks(window, ids)
+    chunks = parts(window, ids)
     if chunks:
         evidence["folders"] = [p.name for p in chunks]
         got = sum(p.tokens for p in chunks) if chunks[0].ids else max(p.tokens for p in chunks)
@@ -153,7 +153,7 @@ def explain(window: Window, ids: tuple[int, ...], waited_s: float) -> Finding:
     return Finding(Cause.LATE, None, n, evidence)
 
 
-def _chunks(window: Window, ids: tuple[int, ...]) -> tuple[Piece, ...]:
+def parts(window: Window, ids: tuple[int, ...]) -> tuple[Piece, ...]:
     """Dumps that are parts of the prompt, by their ids, or by adding up to it."""
     n = len(ids)
     prefill = [p for p in window.pieces if p.number > window.floor and not is_decode(p, n) and p.tokens < n]
@@ -192,7 +192,7 @@ def _cause_of(piece: Piece, window: Window, ids: tuple[int, ...]) -> Cause:
         return Cause.LATE
     if is_decode(piece, n):
         return Cause.DECODE_STEP
-    if piece in _chunks(window, ids):
+    if piece in parts(window, ids):
         return Cause.PARTIAL_CHUNK
     return Cause.FOREIGN
 

@@ -18,7 +18,7 @@ import httpx
 
 from engine.capture.legacy import DONE, LegacyUnreadable
 from engine.capture.legacy_folder import LegacyFolder, Scan, Seen, changed
-from engine.capture.legacy_match import Match, Piece, Window, explain, match, naive
+from engine.capture.legacy_match import Match, Piece, Window, explain, match, naive, parts
 from engine.capture.states import Finding, States
 from engine.sources.feeding import answer_all
 from engine.sources.gate import Gate
@@ -40,6 +40,9 @@ WAIT_S = 5.0
 
 _GAPS_S = 0.25
 """How long a match waits for dumps of lower numbers that are not there yet: one may have as many tokens."""
+
+_PARTS_S = 1.0
+"""Pieces that make up the prompt are taken for all that comes after so long."""
 
 _POLL_S = 0.02
 
@@ -243,6 +246,8 @@ class LegacySource:
                 break
             if time.monotonic() > deadline:
                 break
+            if found is None and waited > _PARTS_S and parts(window, ids):
+                break  # it came in pieces
             await asyncio.sleep(_POLL_S if waited < 1 else 5 * _POLL_S)
         chosen = found if isinstance(found, Match) else None
         passed = tuple(naive(window, ids, chosen))
