@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
 # .ci/run also runs every target named test-*.
-.PHONY: setup system-packages demo test check format clean
+.PHONY: setup system-packages demo test sglang test-sglang soak check format clean
 
 setup: $(STAMP)
 
@@ -25,7 +25,18 @@ system-packages:
 	bash tests/system_packages.sh
 
 test: setup system-packages
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not sglang'
+
+# Real SGLang on a CPU, in an environment of its own (three to five minutes, 3.5 GB).
+sglang: setup
+	PYTHON=$(PYTHON) bash tests/sglang/install.sh .venv-sglang
+
+test-sglang: sglang
+	$(BIN)/python -m pytest -m sglang tests/sglang
+
+# Long: twenty kills of a real server.
+soak: sglang
+	HSX_KILLS=20 $(BIN)/python -m pytest -m sglang tests/sglang/test_server_death.py
 
 check: setup
 	$(BIN)/ruff check .
@@ -39,4 +50,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-sglang
