@@ -103,28 +103,24 @@ class Server:
         raise AssertionError(f"the server did not become ready:\n{tail}")
 
     def pids(self) -> list[int]:
-        """Its process and all below it."""
+        """Its processes: those of the session that it was started in, also after its first one has died."""
         assert self.process is not None
-        found, parents = [self.process.pid], {}
+        found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     stat = (entry / "stat").read_text()
                 except OSError:
                     continue
-                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-        for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid]
+                fields = stat.rpartition(")")[2].split()
+                if int(fields[3]) == self.process.pid and fields[0] != "Z":
+                    found.append(int(entry.name))
         return found
 
     def scheduler_pid(self) -> int:
         """The process that computes."""
         for pid in self.pids():
-            try:
-                name = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if name.startswith(b"sglang::scheduler"):
+            if _command(pid).startswith(b"sglang::scheduler"):
                 return pid
         raise AssertionError("no scheduler process")
 
@@ -148,29 +144,38 @@ class Server:
         """End it, wait for all of its processes, remove the shared memory that it leaves behind."""
         if self.process is None:
             return
-        pids = self.pids()
         self.shared |= self.shared_memory()
-        group = self.process.pid
         try:
-            self.process.send_signal(number)
             if number != signal.SIGKILL:
+                self.process.send_signal(number)
                 self.process.wait(30.0)
         except subprocess.TimeoutExpired:
             pass
-        finally:
-            try:
-                os.killpg(group, signal.SIGKILL)  # the session is ours: start_new_session
-            except ProcessLookupError:
-                pass
-            self.process.wait(30.0)
-            _wait_gone(pids[1:])
-            self.process = None
-            for file in self.shared:
-                file.unlink(missing_ok=True)
-            self.shared = set()
+        # The resource tracker removes named semaphores once all others are gone, if it is let live so long.
+        trackers = [pid for pid in self.pids() if b"resource_tracker" in _command(pid)]
+        for pid in set(self.pids()) - set(trackers):
+            _kill(pid)
+        self.process.wait(30.0)
+        end = time.monotonic() + 15.0
+        while self.pids() and time.monotonic() < end:
+            time.sleep(0.05)
+        for pid in self.pids():
+            _kill(pid)
+        self.process = None
+        for file in self.shared:
+            file.unlink(missing_ok=True)
+        self.shared = set()
 
 
-def _wait_gone(pids: Sequence[int]) -> None:
-    end = time.monotonic() + 15.0
-    while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in pids):
-        time.sleep(0.05)
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -14,6 +14,8 @@ from .recorder import PREFIX
 
 _SERIALS = itertools.count(1)
 
+PREFILLING = ("EXTEND", "MIXED")
+
 
 @dataclass
 class Rows:
@@ -43,14 +45,17 @@ class Forward:
     norm_rows: int = 0
 
 
-def rows_of_ours(batch: Any) -> Forward | None:
-    """Read a ScheduleBatch; None when nothing of ours is prefilled in it.
+def prefills(batch: Any) -> bool:
+    """EXTEND and MIXED: decode steps, verification and the like have no rows of a prompt."""
+    return batch is not None and batch.forward_mode is not None and batch.forward_mode.name in PREFILLING
 
-    Only EXTEND and MIXED: decode steps, verification and the like have no rows of a prompt. In MIXED a
-    request's own numbers lie about its decode row; the batch's lists are right (schedule_batch.py).
+
+def rows_of_ours(batch: Any) -> Forward | None:
+    """Read a ScheduleBatch that prefills; None when nothing of ours is in it.
+
+    In MIXED a request's own numbers lie about its decode row; the batch's lists are right
+    (schedule_batch.py).
     """
-    if batch is None or batch.forward_mode is None or batch.forward_mode.name not in ("EXTEND", "MIXED"):
-        return None
     if not any(r.rid.startswith(PREFIX) for r in batch.reqs):
         return None
     decoding = {id(r) for r in (batch.decoding_reqs or ())}

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("hsx.capture")
 
 PREFIX = "hsx-"
+NEWS_S = 2.0
+"""How often the beacon is written anew, where there is news."""
+
 REMEMBERED = 4096
 """How many finished requests are remembered, so that a request taken back after its prefill is not dumped
 twice."""
@@ -83,6 +86,7 @@ class Recorder:
     Args:
         norm: the model's final norm; with it, norm(pre) == last is checked on the writer thread.
         clock: seconds, monotonic (tests).
+        news: what the beacon says besides, asked every few seconds.
     """
 
     def __init__(
@@ -92,12 +96,17 @@ class Recorder:
         limits: Limits | None = None,
         norm: Callable[[torch.Tensor], torch.Tensor] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        news: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.facts = facts
         self._limits = limits or Limits()
         self._folder = DumpFolder(folder.absolute(), self._limits)
         self._norm = norm
         self._clock = clock
+        self._news = news
+        self._told: Mapping[str, Any] = {}
+        self._said: dict[str, Any] = {}
+        self._told_at = float("-inf")
         self._copier = HostCopier()
         self._lock = threading.Lock()
         self._parts: dict[int, Partial] = {}
@@ -122,12 +131,13 @@ class Recorder:
     def announce(self, **more: Any) -> None:
         """Write the beacon, with what else there is to say. Raises nothing once the recorder runs."""
         facts, limits = self.facts, self._limits
+        self._said.update(more)
         try:
             write_beacon(self._folder.path, {
                 "version": facts.producer, "hooks": list(facts.hooks), "taps": list(facts.taps),
                 "engine_layer_ids": list(facts.engine_layer_ids), "model": facts.model, "where":
                 dict(facts.where), "limits": {"folder_bytes": limits.folder_bytes, "memory_bytes":
-                limits.memory_bytes}, **facts.notes, **more,
+                limits.memory_bytes}, **facts.notes, **self._said,
             })  # fmt: skip
         except OSError as error:
             if self._thread is None:
@@ -315,6 +325,9 @@ class Recorder:
 
     def _tick(self) -> None:
         now = self._clock()
+        if now - self._told_at >= NEWS_S and (news := self._news()) != self._told:
+            self._told, self._told_at = news, now
+            self.announce(**news)
         with self._lock:
             old = [s for s, p in self._parts.items() if now - p.touched > self._limits.partial_ttl_s]
             for serial in old:

@@ -11,12 +11,13 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .batchrows import Forward, Rows, rows_of_ours
+from .batchrows import Forward, Rows, prefills, rows_of_ours
 from .finalnorm import FinalNorm
 from .folder import Limits
 from .joining import Piece
 from .layers import read_layers
 from .recorder import CaptureFacts, Handshake, Recorder
+from .traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,7 @@ class ServerCapture:
         self._hidden = 0
         self._now = threading.local()
         self._forwards = 0
+        self._traffic = Traffic()
 
     def begin(self, worker: Any) -> None:
         """The model is loaded: begin if this rank is the one that writes. Never raises."""
@@ -64,7 +66,9 @@ class ServerCapture:
                 "env": {name: os.environ[name] for name in TOLD if name in os.environ},
             },
         )  # fmt: skip
-        recorder = Recorder(self._folder, facts, _limits(), norm=self._norm)
+        recorder = Recorder(
+            self._folder, facts, _limits(), norm=self._norm, news=lambda: {"traffic": self._traffic.to_json()}
+        )
         recorder.start()
         self._recorder, self._worker = recorder, worker
 
@@ -72,11 +76,13 @@ class ServerCapture:
         """Before a forward: whether there are rows of ours in it. Never raises."""
         if self._recorder is None or worker is not self._worker:
             return False
+        forward = None
         try:
-            forward = rows_of_ours(batch)
+            if prefills(batch):
+                self._traffic.note(batch)
+                forward = rows_of_ours(batch)
         except Exception:
             log.exception("a batch could not be read: nothing of it is captured")
-            forward = None
         self._now.forward = forward
         return forward is not None
 
