@@ -315,11 +315,13 @@ def test_a_server_that_begins_anew_in_the_middle_is_noticed(
     for k in range(30):
         bench.server.generate(f"other-{k}", [11 + k + 3 * i for i in range(9)], new=2)
 
-    def forget(source: Meddled, name: str, ids: tuple[int, ...]) -> None:
+    def restart(source: Meddled, name: str, ids: tuple[int, ...]) -> None:
         if name == "hsx-t-00000003-01_":
-            source._top = 10_000
+            started("--port", bench.server.url.rpartition(":")[2])
 
-    meddling(monkeypatch, forget, 0.5)
+    meddling(monkeypatch, restart, 1.0)
     result = bench.run(spec_of(bench, same_length(8, 30)))
     assert (result.done, result.quarantined) == (8, 0)
     all_right(bench, 8)
+    log = bench.server.log.read_text()
+    assert "fired up" in log, "the second server did not begin"
