@@ -219,6 +219,17 @@ def changed(before: Scan, now: Scan) -> list[Seen]:
     return out
 
 
+def touched(before: Scan, now: Scan) -> list[int]:
+    """Numbers into which something was written since ``before``, whole or not: the server has given them
+    away."""
+    none: Mapping[str, Signature] = {}
+    return [
+        number
+        for number, seen in now.items()
+        if set(seen.files.items()) - set((before[number].files if number in before else none).items())
+    ]
+
+
 def _member(root: int, seen: Seen, owners: set[int]) -> int:
     try:
         return open_dir(seen.name, owners, root)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from engine.capture.legacy import DONE, LegacyUnreadable
-from engine.capture.legacy_folder import LegacyFolder, Scan, Seen, changed
+from engine.capture.legacy_folder import LegacyFolder, Scan, Seen, changed, touched
 from engine.capture.legacy_match import Match, Piece, Window, explain, match, naive, parts
 from engine.capture.states import Finding, States
 from engine.sources.feeding import answer_all
@@ -275,7 +275,7 @@ class LegacySource:
     def _scan(self) -> Scan:
         now = self.folder.scan()
         if self._seen is not None:
-            self._top = max([self._top, *(s.number for s in changed(self._seen, now))])
+            self._top = max([self._top, *touched(self._seen, now)])
         self._seen = now
         return now
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from engine.capture import legacy
 from engine.capture.legacy import LegacyUnreadable
-from engine.capture.legacy_folder import KEEP_BYTES, KEEP_S, LegacyFolder, Seen, changed
+from engine.capture.legacy_folder import KEEP_BYTES, KEEP_S, LegacyFolder, Seen, changed, touched
 from engine.demo.counter_dumps import CounterDumps, _Job, parse_layout
 
 if TYPE_CHECKING:
@@ -230,6 +230,7 @@ def test_a_leftover_is_new_only_when_every_file_of_it_is(folder: LegacyFolder) -
     put(folder, 1)
     before = folder.scan()
     assert changed(before, folder.scan()) == []
+    assert touched(before, folder.scan()) == []
     new = folder.path.parent / "new"
     new.mkdir(mode=0o700)
     put(LegacyFolder(new), 0, seed=2)
@@ -237,6 +238,7 @@ def test_a_leftover_is_new_only_when_every_file_of_it_is(folder: LegacyFolder) -
         assert changed(before, folder.scan()) == [], f"{name} is still the old one"
         (place / name).write_bytes((new / "req_0" / name).read_bytes())
         os.utime(place / name)
+        assert touched(before, folder.scan()) == [0], "the server has given the number away"
     (one,) = changed(before, folder.scan())
     final = folder.read(one).final
     assert final is not None
