@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "fault-matrix.md"
 
-_INTRODUCTION = """Real dumps of the real recorder in the real small server (a tiny random model, float32, chunks
-of 64) are damaged between the server and the collector, by a proxy that touches the dump's file or the
+_INTRODUCTION = """Real dumps of the real recorder in the real small server (a tiny random model, float32,
+chunks of 64) are damaged between the server and the collector, by a proxy that touches the dump's file or the
 reply before it hands the reply on. The collector is the one of production: an extraction job with
 one attempt a row, so that every refusal ends in quarantine with its cause, and everything else is
 stored. Lengths are 1 to 120 tokens; which row gets which fault is drawn from a seed. `python -m
@@ -66,9 +66,9 @@ def markdown(results: Results) -> Iterator[str]:
     yield ""
     yield from textwrap.wrap(
         f"{results.cases} randomised cases, {results.http_cases} of them through HTTP; "
-        f"{len(FAULTS)} kinds of fault. Right samples refused: {good.refused} of {good.cases} with recomputation, "
-        f"{win.refused} of {win.cases} with the win rate. All {results.verified} samples that the main run "
-        "stored equal a lone forward (`verify --recompute`).",
+        f"{len(FAULTS)} kinds of fault. Right samples refused: {good.refused} of {good.cases} with "
+        f"recomputation, {win.refused} of {win.cases} with the win rate. All {results.verified} samples "
+        "that the main run stored equal a lone forward (`verify --recompute`).",
         118,
     )
     yield ""

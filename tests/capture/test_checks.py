@@ -77,6 +77,36 @@ def test_right_states_pass() -> None:
         (states(aux=aux((0, 0), float("inf"))), Cause.NON_FINITE, 4, 5),
         (states(aux=zeroed()), Cause.ZERO_ROWS, 4, 5),
         (states(aux=repeated()), Cause.REPEATED_STATES, 3, 5),
+        # chunks that do not join, whatever the number of rows
+        (states(chunks=({"start": 0, "n": 2}, {"start": 3, "n": 2})), Cause.PARTIAL_CHUNK, 4, 5),
+        (states(chunks=({"start": 0, "n": 2}, {"start": 3, "n": 3})), Cause.PARTIAL_CHUNK, 5, 5),
+        (states(chunks=({"start": 0, "n": 3}, {"start": 2, "n": 2})), Cause.PARTIAL_CHUNK, 5, 5),
+        (states(chunks=({"start": 2, "n": 3},)), Cause.PREFIX_CACHED, 3, 5),
+        (states(num_tokens=3), Cause.PARTIAL_CHUNK, 3, 5),
+        # rows beyond the request
+        (states(aux=torch.randn(7, 2 * H)), Cause.NEIGHBOUR, 7, 5),
+        # a piece of the prompt, ids and rows
+        (states(IDS[1:3], chunks=({"start": 1, "n": 2},), num_tokens=5), Cause.PARTIAL_CHUNK, 2, 5),
+        (states(IDS[:2], num_tokens=5), Cause.PARTIAL_CHUNK, 2, 5),
+        (states(IDS[2:]), Cause.PREFIX_CACHED, 3, 5),
+        (states((14,)), Cause.DECODE_STEP, 1, 5),
+        (states((14,), chunks=({"start": 4, "n": 1},)), Cause.PREFIX_CACHED, 1, 5),
+        # ranks that would break the counting
+        (
+            states(input_ids=torch.tensor([IDS])),
+            Cause.UNREADABLE,
+            "input_ids int64 [1, 5]",
+            "input_ids int64 [S]",
+        ),
+        (
+            states(input_ids=torch.tensor(IDS).float()),
+            Cause.UNREADABLE,
+            "input_ids float32 [5]",
+            "input_ids int64 [S]",
+        ),
+        (states(aux=torch.randn(1, 5, 2 * H)), Cause.WRONG_WIDTH, [1, 5, 8], "[S, width]"),
+        (states(aux=torch.randn(2 * H, 5)), Cause.WRONG_WIDTH, [8, 5], [5, 8]),
+        (states(last=torch.tensor(1.0)), Cause.WRONG_WIDTH, [], "[S, width]"),
     ],
 )
 def test_each_fault_has_its_cause(made: States, cause: Cause, got: object, expected: object) -> None:
@@ -108,3 +138,22 @@ def test_first_difference() -> None:
     assert first_difference((1, 2), (1, 2)) is None
     assert first_difference((1, 2), (1, 3)) == 1
     assert first_difference((1, 2), (1, 2, 3)) == 2
+
+
+def test_float32_where_bfloat16_is_declared_is_refused() -> None:
+    finding = check_states(states(), replace(WANT, dtype="bfloat16"))
+    assert finding is not None
+    assert (finding.cause, finding.got, finding.expected) == (Cause.WRONG_DTYPE, "float32", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "cause"),
+    [(1283, 4710, Cause.IDS_DIFFER), (1, 4710, Cause.DECODE_STEP), (2, 4710, Cause.IDS_DIFFER)],
+)
+def test_what_went_wrong_in_the_field_is_refused(got: int, expected: int, cause: Cause) -> None:
+    """1283 tokens for 4710 after a stale counter, 1 and 2 on decode steps: where a dump has ids, they tell that
+    it is another request's. (Where it has none, the source of such dumps judges by the count.)"""
+    made = states(tuple(range(20_000, 20_000 + got)))
+    finding = check_states(made, replace(WANT, input_ids=tuple(range(expected))))
+    assert finding is not None
+    assert (finding.cause, finding.got, finding.expected) == (cause, got, expected)

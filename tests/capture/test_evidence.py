@@ -78,6 +78,34 @@ def test_each_way_to_be_wrong_is_named(lowest: LowestLayers, n: int) -> None:
     assert cause(tail, flying) == (Cause.NEIGHBOUR, n - k, n - 1)
 
 
+def test_its_own_rows_elsewhere_or_scaled_are_told(lowest: LowestLayers) -> None:
+    truth = lowest.states(ids(40, 1))
+
+    def told(states: torch.Tensor) -> tuple[Cause, str]:
+        _, wrong = judge(states, truth, "float32", [Other("row 5", lowest.states(ids(40, 2)), True)])
+        assert wrong is not None
+        return wrong.cause, wrong.whose
+
+    assert told(torch.roll(truth, 8, 0)) == (Cause.SHIFTED, "its own rows, 8 late")
+    assert told(torch.roll(truth, -5, 0)) == (Cause.SHIFTED, "its own rows, 5 early")
+    assert told(truth.flip(0)) == (Cause.EVIDENCE_LOW, "its own rows, in another order")
+    assert told(truth * 1.5) == (Cause.EVIDENCE_LOW, "its own rows, times 1.5")
+    assert told(-truth) == (Cause.EVIDENCE_LOW, "its own rows, times -1")
+    part = torch.cat([truth[:30], -truth[30:]])  # a wrong tail, and nobody's but its own
+    assert told(part) == (Cause.EVIDENCE_LOW, "its own rows, times -1")
+    late = torch.cat([truth[:20], torch.roll(truth[20:], 1, 0)])
+    assert told(late)[0] is Cause.SHIFTED
+
+
+def test_what_lies_below_the_tap(lowest: LowestLayers, lone: LoneForward) -> None:
+    below = lowest.below(ids(33, 1))
+    whole = lone.states(ids(33, 1))
+    assert len(below) == TAP + 1
+    for mine, truth in zip(below, whole, strict=False):
+        assert float(row_errors(mine, truth).max()) < 1e-4
+    assert float(row_errors(lowest.states(ids(33, 1)), whole[TAP + 1]).max()) < 1e-4  # and states still works
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_part_of_another_at_the_same_places_is_no_swap(lowest: LowestLayers, dtype: str) -> None:
     """A swap leaves nothing of the sample's own but a prefix that both share."""
