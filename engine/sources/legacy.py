@@ -46,7 +46,7 @@ _PARTS_S = 1.0
 
 _POLL_S = 0.02
 
-_REPEATED_FROM, _REPEATS = 80, 4
+_REPEATED_FROM, _CANARY_FROM, _REPEATS = 80, 90, 4
 """An attempt at a row is sent once, since the loop counts attempts. Retakes and the canary (from this number
 on) are not asked for again by who asks, so here the request is repeated."""
 
@@ -172,7 +172,8 @@ class LegacySource:
                 break
             passed.append(answer.result)
         seconds = time.monotonic() - began
-        told = tuple(f for f in passed if self._tell(f))
+        canary = ask.attempt >= _CANARY_FROM  # nobody tells what it passed over: it shall use up no example
+        told = () if canary else tuple(f for f in passed if self._tell(f))
         if isinstance(answer.result, States):
             return Taken(ask, states=answer.result, request_s=seconds, passed_over=told)
         if isinstance(answer.result, Finding):
