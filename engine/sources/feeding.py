@@ -1,4 +1,6 @@
-"""From a stream of asks to a stream of answers: so many at once, in any order, none forgotten."""
+"""From a stream of asks to a stream of answers: so many at once, in any order, none forgotten.
+
+Who must be alone waits in ``answer`` (gate.py)."""
 
 from __future__ import annotations
 
@@ -8,12 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
-    from engine.sources.gate import Gate
     from engine.sources.protocol import Ask, Taken
 
 
 async def answer_all(
-    asks: AsyncIterator[Ask], answer: Callable[[Ask], Awaitable[Taken]], gate: Gate, limit: int
+    asks: AsyncIterator[Ask], answer: Callable[[Ask], Awaitable[Taken]], limit: int
 ) -> AsyncGenerator[Taken, None]:
     """Answer every ask, up to ``limit`` at once, those not yet looked at included.
 
@@ -21,7 +22,7 @@ async def answer_all(
     """
     slots = asyncio.Semaphore(limit)
     answers: asyncio.Queue[Taken | Exception | None] = asyncio.Queue()
-    feeder = asyncio.create_task(_feed(asks, answer, gate, answers, slots))
+    feeder = asyncio.create_task(_feed(asks, answer, answers, slots))
     try:
         while (one := await answers.get()) is not None:
             if isinstance(one, Exception):
@@ -36,7 +37,6 @@ async def answer_all(
 async def _feed(
     asks: AsyncIterator[Ask],
     answer: Callable[[Ask], Awaitable[Taken]],
-    gate: Gate,
     answers: asyncio.Queue[Taken | Exception | None],
     slots: asyncio.Semaphore,
 ) -> None:
@@ -44,8 +44,7 @@ async def _feed(
 
     async def one(ask: Ask) -> None:
         try:
-            async with gate.enter(ask.alone):
-                answers.put_nowait(await answer(ask))
+            answers.put_nowait(await answer(ask))
         except Exception as error:  # whatever it is: an ask without an answer would be waited for for ever
             answers.put_nowait(error)
 

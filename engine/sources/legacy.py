@@ -21,9 +21,9 @@ from engine.capture.legacy_folder import LegacyFolder, Scan, Seen, changed, touc
 from engine.capture.legacy_match import Match, Piece, Window, explain, match, naive, parts
 from engine.capture.states import Finding, States
 from engine.sources.feeding import answer_all
-from engine.sources.gate import Gate
 from engine.sources.protocol import Ask, SourceFacts, Taken
-from engine.sources.sglang import read_facts, refusal
+from engine.sources.replies import refusal
+from engine.sources.sglang import read_facts
 from engine.sources.sglang_api import Api
 from engine.wire.causes import Cause
 from engine.wire.errors import UsageError
@@ -68,6 +68,8 @@ class _Answer:
 class LegacySource:
     """A Source over HTTP and a folder of ``req_<n>/``. ``attribution`` is known after ``describe``."""
 
+    trouble = ""
+
     def __init__(self, spec: ExtractSpec, wait_s: float = WAIT_S) -> None:
         if spec.source.replicas:
             raise UsageError(
@@ -79,7 +81,6 @@ class LegacySource:
         self.api = Api(spec.source.url, spec.source.api_key_env, spec.source.timeout_s, 3)
         self.folder = LegacyFolder(Path(spec.source.dump_dir))
         self._spec, self._wait_s = spec, wait_s
-        self._gate = Gate(1)
         self._chunk = 0
         self._layers: tuple[int, ...] = spec.target.taps
         self._seen: Scan | None = None
@@ -159,7 +160,7 @@ class LegacySource:
 
     def take(self, asks: AsyncIterator[Ask]) -> AsyncGenerator[Taken, None]:
         """Answer every ask, one at a time."""
-        return answer_all(asks, self._ask, self._gate, 1)
+        return answer_all(asks, self._ask, 1)
 
     async def _ask(self, ask: Ask) -> Taken:
         began = time.monotonic()

@@ -16,4 +16,4 @@ def open_source(spec: ExtractSpec) -> Source:
     """A source that is not connected yet. Raises UsageError."""
     if spec.source.dump_mode == "counter":
         return LegacySource(spec)
-    return SGLangSource(spec.source, spec.concurrency)
+    return SGLangSource(spec.source, spec.concurrency, spec.target.taps)

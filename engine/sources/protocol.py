@@ -64,6 +64,11 @@ class Source(Protocol):
     attribution: str
     """rid, token_ids or count: known at the latest when ``describe`` has answered."""
 
+    @property
+    def trouble(self) -> str:
+        """Why the source cannot be asked, as far as it knows; "" while it can."""
+        ...
+
     async def describe(self) -> SourceFacts:
         """Read the settings back. Raises ConnectionFailed when the source does not answer."""
         ...

@@ -50,10 +50,10 @@ class Api:
             raise ConnectionFailed(f"{self.url}{path} is not a JSON object", "", "is this an SGLang server?")
         return data
 
-    async def ready(self) -> bool:
+    async def ready(self, timeout_s: float = 10.0) -> bool:
         """GET /ready: no generation (unlike /health)."""
         try:
-            return (await self._http.get("/ready", timeout=10.0)).status_code == 200
+            return (await self._http.get("/ready", timeout=timeout_s)).status_code == 200
         except httpx.HTTPError:
             return False
 

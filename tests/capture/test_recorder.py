@@ -128,6 +128,8 @@ def test_chunks_of_several_requests_are_joined_by_position(
         assert said == {
             "path": str(tmp_path / "d" / f"{prompt.rid}.safetensors"), "num_tokens": prompt.length,
             "dump_id": dump.meta.dump_id,
+            "taps": [1, 3],
+            "engine_layer_ids": [2, 4],
         }  # fmt: skip
     chunks = wait_for(tmp_path / "d", a.rid).meta.chunks
     assert [(c.start, c.rows) for c in chunks] == [(0, 4), (4, 5), (9, 1)] and chunks[0].batch == {

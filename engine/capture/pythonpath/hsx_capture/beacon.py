@@ -30,7 +30,8 @@ def start_ticks(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])  # killed, and not yet buried by its parent
 
 
 def write_beacon(folder: Path, facts: Mapping[str, Any]) -> None:

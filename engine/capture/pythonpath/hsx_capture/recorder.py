@@ -45,8 +45,8 @@ REMEMBERED = 4096
 twice."""
 
 Handshake = dict[str, Any]
-"""What the reply says of the dump: {"path", "num_tokens", "dump_id"}, or {"error"}, with "busy" when there
-was no room for it now: it may be asked again."""
+"""What the reply says of the dump: {"path", "num_tokens", "dump_id", "taps", "engine_layer_ids"}; or
+{"error"}, with "busy" when there was no room for it now: it may be asked again."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,10 @@ class Recorder:
             handshake: Handshake = {"error": partial.error, **({"busy": True} if partial.busy else {})}
         else:
             path = dump_path(self._folder.path, partial.rid)
-            handshake = {"path": str(path), "num_tokens": len(partial.prompt), "dump_id": dump_id}
+            handshake = {
+                "path": str(path), "num_tokens": len(partial.prompt), "dump_id": dump_id,
+                "taps": list(self.facts.taps), "engine_layer_ids": list(self.facts.engine_layer_ids),
+            }  # fmt: skip
         self._done[partial.serial] = handshake
         if len(self._done) > REMEMBERED:
             self._done.popitem(last=False)
