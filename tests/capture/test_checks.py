@@ -151,8 +151,8 @@ def test_float32_where_bfloat16_is_declared_is_refused() -> None:
     [(1283, 4710, Cause.IDS_DIFFER), (1, 4710, Cause.DECODE_STEP), (2, 4710, Cause.IDS_DIFFER)],
 )
 def test_what_went_wrong_in_the_field_is_refused(got: int, expected: int, cause: Cause) -> None:
-    """1283 tokens for 4710 after a stale counter, 1 and 2 on decode steps: where a dump has ids, they tell that
-    it is another request's. (Where it has none, the source of such dumps judges by the count.)"""
+    """1283 tokens for 4710 after a stale counter, 1 and 2 on decode steps: where a dump has ids, they tell
+    that it is another request's. (Where it has none, the source of such dumps judges by the count.)"""
     made = states(tuple(range(20_000, 20_000 + got)))
     finding = check_states(made, replace(WANT, input_ids=tuple(range(expected))))
     assert finding is not None
