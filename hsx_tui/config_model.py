@@ -71,6 +71,14 @@ class Host(Table):
     known_hosts: Text = "~/.ssh/known_hosts"
 
 
+class Replica(Table):
+    """A further server of the same model, for the same runs: each has a dump folder of its own."""
+
+    url: Annotated[str, StringConstraints(pattern=_URL)]
+    dump_dir: RemotePath
+    log: RemotePath | None = None
+
+
 class Server(Table):
     """An inference server on a host; ``url`` as seen from that host. Started by ``launch`` or by ``unit``."""
 
@@ -82,6 +90,8 @@ class Server(Table):
     unit: Text | None = None
     dump_dir: RemotePath | None = None
     dump_mode: Literal["rid", "counter"] = "rid"
+    log: RemotePath | None = None
+    replicas: Annotated[tuple[Replica, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
     def _one_way_to_start(self) -> Server:

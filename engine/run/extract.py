@@ -337,7 +337,11 @@ class Extraction:
         self.report.emit("paused", reason=taken.lost[:200])
         self.report.warning(f"the source does not answer ({taken.lost[:200]}); waiting for it")
         try:
+            said = taken.lost[:200]
             while not self._stop.is_set() and not await self.source.ready():
+                if self.source.trouble not in ("", said):
+                    said = self.source.trouble
+                    self.report.warning(f"still waiting for the source: {said[:200]}")
                 if time.monotonic() - since > _PATIENCE_S:
                     raise ConnectionFailed(
                         f"the source did not answer for {_PATIENCE_S / 60:.0f} min",

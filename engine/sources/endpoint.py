@@ -73,7 +73,7 @@ class ServerEndpoint:
         self._flying: dict[str, _Flight] = {}
         self._down = asyncio.Event()
         log = Path(where.log) if where.log else None
-        self._watch = Watch(self.folder, log, lambda: self.api.ready(5.0))
+        self._watch = Watch(self.folder, log, lambda: self.api.ready(3.0))
 
     async def ready(self) -> bool:
         """Whether it would take a request now; a server that was dead must be whole again."""
@@ -179,7 +179,7 @@ class ServerEndpoint:
                 return f"no answer within {limit:g} s, and the server is not ready"
             return Finding(Cause.LATE, round(limit), None, {"timeout_s": limit})
         except httpx.HTTPError as error:
-            return str(error) or type(error).__name__
+            return f"the connection to {self.url} broke: {str(error) or type(error).__name__}"
         if response.status_code != 200:
             return refusal(response, len(ask.sample.input_ids), self.url)
         shake = read_reply(response, ask, self._taps)

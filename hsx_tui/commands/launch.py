@@ -77,4 +77,6 @@ def _source(name: str, server: Server) -> dict[str, Any]:
         "dump_dir": server.dump_dir,
         "dump_mode": server.dump_mode,
         "api_key_env": server.api_key_env,
+        "log": server.log,
+        "replicas": [replica.model_dump() for replica in server.replicas],
     }
