@@ -13,29 +13,23 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from engine.capture.classify import judge_dump
-from engine.capture.pythonpath.hsx_capture.dumpfile import Dump, read_dump, write_dump
-from engine.capture.states import Finding
 from engine.dataset.samples import Samples
-from engine.dataset.tokens import Sample, Tokens
+from engine.dataset.tokens import Tokens
 from engine.run.check import verify
-from engine.run.validate import Validator
 from engine.store.store import read_index
 from engine.targets.lone import LoneForward
-from engine.targets.lowest import LowestLayers
 from engine.wire.errors import DatasetError, PreflightError
 from engine.wire.ids import rid
-from engine.wire.spec import TargetSpec
 from tests.capture import faults_files, faults_states
 from tests.capture.fault_plan import ELDER_TOKENS, Plan, draw, tokens
 from tests.capture.fault_proxy import Proxy, running
-from tests.capture.faults import EARLY, HTTP, JUDGES, PEERS, RETAKE, SLOW, WIN_RATE, Fault, Scene
-from tests.models import TINY_TAPS
+from tests.capture.faults import EARLY, HTTP, PEERS, RETAKE, SLOW, WIN_RATE, Fault, Scene
 from tests.run.conftest import Bench, write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from engine.capture.pythonpath.hsx_capture.dumpfile import Dump
     from tests.demo.harness import Server
 
 EACH, GOOD, SEED = 30, 640, 3
@@ -190,52 +184,11 @@ class Matrix:
         assert verified is not None
         assert verified["samples"] == self.results.good.cases - self.results.good.refused
         self.results.verified = verified["samples"]
-        self._judges(plan, proxy.dumps)
-
-    def _judges(self, plan: Plan, dumps: dict[int, Dump]) -> None:
-        """Faults that need no server any more: on the real dumps of the main run, by the judges alone."""
-        folder = self.place / "judged"
-        target = TargetSpec(str(self.model), TINY_TAPS, "pre", "float32")
-        lowest = LowestLayers(str(self.model), TINY_TAPS[0])
-        validator = Validator(target, lowest.norm.weight.numel(), "float32", lowest=lowest)
-        for fault in (f for f in FAULTS if f.run == JUDGES):
-            rows = (
-                list(plan.elders)
-                if fault.equal
-                else [r for r, ids in enumerate(plan.ids) if len(ids) >= fault.least]
-            )
-            for _ in range(EACH):
-                self.results.faults[fault.name].add(self._judge(fault, plan, dumps, rows, folder, validator))
-
-    def _judge(
-        self,
-        fault: Fault,
-        plan: Plan,
-        dumps: dict[int, Dump],
-        rows: list[int],
-        folder: Path,
-        validator: Validator,
-    ) -> str | None:
-        row, sibling = self.rng.sample(rows, 2)
-        ids, dump = plan.ids[row], dumps[row]
-        write_dump(folder, dump)
-        scene = Scene(
-            dump.meta.rid, ids, dump, b"", {"meta_info": {"hsx": {}}}, folder, self.rng, [dumps[sibling]],
-            [], self.strangers, self.lone,
-        )  # fmt: skip
-        fault.inject(scene)
-        found = judge_dump(read_dump(folder, scene.rid), scene.rid, ids, dump.meta.dump_id)
-        if isinstance(found, Finding):
-            return found.cause.value
-        flying = [Sample(sibling, None, plan.ids[sibling], ())]
-        mask = (1,) * len(ids)
-        judged = validator.judge(Sample(row, None, ids, mask), scene.rid, 1, found, flying)
-        return judged.finding.cause.value if judged.finding else None
 
     def _slow(self) -> None:
         plan = draw([f for f in FAULTS if f.run == SLOW], FEW, FEW, SEED + 1)
         proxy = self._proxy(plan, blocks=False)
-        with patch("engine.sources.sglang._FILE_WAIT_S", 1.0):  # 20 s each otherwise
+        with patch("engine.sources.endpoint._FILE_WAIT_S", 1.0):  # 20 s each otherwise
             outcome = self._job("m-slow", plan, proxy, canary=0, source={"timeout_s": 5.0})
         self._count(plan, outcome, self.results.good)
 

@@ -93,10 +93,9 @@ class Scene:
         self.write(replace(self.dump, meta=replace(self.dump.meta, **meta)))
 
 
-HTTP, JUDGES, RETAKE, WIN_RATE, SLOW, EARLY = "http", "judges", "retake", "win rate", "slow", "early"
+HTTP, RETAKE, WIN_RATE, SLOW, EARLY = "http", "retake", "win rate", "slow", "early"
 FOUND_BY = {
     HTTP: "one sample",
-    JUDGES: "one sample (judges alone)",
     RETAKE: "the retake, not one sample",
     WIN_RATE: "one sample, win rate only",
     SLOW: "one sample",

@@ -16,7 +16,7 @@ from engine.capture.pythonpath.hsx_capture.dumpfile import Chunk, Dump, ids_sha2
 from engine.demo.tiny import HIDDEN
 from engine.wire.causes import Cause
 from engine.wire.ids import parse_rid, rid
-from tests.capture.faults import JUDGES, SLOW, STATES, Fault, Scene
+from tests.capture.faults import SLOW, STATES, Fault, Scene
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -326,7 +326,6 @@ def _set(*causes: Cause) -> frozenset[Cause]:
 
 C = Cause
 ROWS, IDS = "rows missing", "ids of another request"
-BOTH = "it is another request's file, and not the one that the reply promised"
 FAULTS = (
     Fault("first 4 rows cached, said by the chunks", _set(C.PREFIX_CACHED), cached_rows, ROWS, 6),
     Fault("first 4 rows and ids cached, not said", _set(C.PREFIX_CACHED), cached_silent, ROWS, 6),
@@ -335,7 +334,7 @@ FAULTS = (
     Fault("rows missing at the end, not said", _set(C.PARTIAL_CHUNK), chunk_silent, ROWS, 4),
     Fault("chunks with a hole, all rows there", _set(C.PARTIAL_CHUNK), chunk_hole, least=4),
     Fault("one chunk of three alone", _set(C.PARTIAL_CHUNK), chunk_alone, ROWS, 6),
-    Fault("a chunk lost, marked by the writer", _set(C.PARTIAL_CHUNK), chunk_marked, ROWS, 6, run=JUDGES),
+    Fault("a chunk lost, marked by the writer", _set(C.PARTIAL_CHUNK), chunk_marked, ROWS, 6),
     Fault("a decode step", _set(C.DECODE_STEP), decode_step, ROWS, 2),
     Fault("one row of states, all ids", _set(C.DECODE_STEP), decode_rows, ROWS, 2),
     Fault("rows of the next request behind", _set(C.NEIGHBOUR), neighbour_too),
@@ -345,7 +344,7 @@ FAULTS = (
     Fault("the same, the capture's digest kept", _set(C.IDS_DIFFER), other_ids(True), IDS, 3, True),
     Fault("one token id changed", _set(C.IDS_DIFFER), one_id, IDS, 2),
     Fault("ids and states of a request in flight", _set(C.IDS_DIFFER), whole_other, IDS, 3, True),
-    Fault("other ids seen, marked by the writer", _set(C.IDS_DIFFER), ids_marked, IDS, run=JUDGES),
+    Fault("other ids seen, marked by the writer", _set(C.IDS_DIFFER), ids_marked, IDS),
     Fault(
         "states of another, digest kept, ids right",
         _set(C.IDS_DIFFER),
@@ -353,11 +352,12 @@ FAULTS = (
         IDS,
         2,
         True,
-        run=JUDGES,
     ),
+    Fault("the reply counts cached tokens", _set(C.PREFIX_CACHED), reply(cached_tokens=1)),
+    Fault("the handshake names other layers", _set(C.WRONG_LAYERS), shake(lambda s: {"taps": [1, 3, 5]})),
     Fault("a leftover with the same request id", _set(C.STALE), leftover),
     Fault("the request id of another attempt", _set(C.STALE), earlier_attempt),
-    Fault("another client's file under our name", _set(C.FOREIGN, C.STALE), foreign_file, why=BOTH),
+    Fault("another client's file under our name", _set(C.FOREIGN), foreign_file),
     Fault("another client's file, promised", _set(C.FOREIGN), foreign_promised),
     Fault("the reply of another request", _set(C.FOREIGN), reply(id="hsx-other-00000001-01_")),
     Fault(
@@ -373,7 +373,7 @@ FAULTS = (
         lambda s: s.says(taps=tuple(t + 1 for t in s.dump.meta.taps)),
     ),
     Fault("no pre-norm state", _set(C.WRONG_LAYERS), without("pre"), "missing key"),
-    Fault("no aux", _set(C.UNREADABLE), without("aux"), "missing key", run=JUDGES),
+    Fault("no aux", _set(C.UNREADABLE), without("aux"), "missing key"),
     Fault("no input_ids", _set(C.UNREADABLE), without("input_ids"), "missing key"),
     Fault("aux with a leading 1", _set(C.WRONG_WIDTH), shape(lambda t: t[None])),
     Fault("aux transposed", _set(C.WRONG_WIDTH), shape(lambda t: t.T.contiguous())),
