@@ -260,7 +260,7 @@ class LegacySource:
             assert not isinstance(found, Match)
             result = found or explain(window, ids, waited)
             passed = tuple(p for p in passed if p.cause is not result.cause)
-            if result.cause is Cause.LATE and found is None:
+            if found is None:  # it may still come, also where pieces seemed to be all
                 self._owed[ask.sample.row] = len(ids)
             if window.pieces and all(p.number <= floor for p in window.pieces):
                 self._top = -1  # only numbers that are used up: the server has begun anew
