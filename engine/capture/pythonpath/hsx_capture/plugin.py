@@ -75,7 +75,7 @@ def _event_loop(original: Callable[..., Any], scheduler: Any, *args: Any, **kwar
     """The model is loaded and its graphs are captured: begin; and write what waits when the loop ends."""
     if _capture is None:
         return original(scheduler, *args, **kwargs)
-    _capture.begin(scheduler.tp_worker)
+    _capture.begin(getattr(scheduler, "tp_worker", None))
     try:
         return original(scheduler, *args, **kwargs)
     except BaseException as error:
