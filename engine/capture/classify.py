@@ -40,6 +40,9 @@ def judge_dump(dump: Dump, rid: str, ids: Sequence[int], promised: str) -> State
         return Finding(whose, meta.rid[:200], rid, {"where": "the dump"})
     if not meta.ok:
         return _marked(dump, tuple(ids))
+    if not meta.ids_checked:
+        why = "the ids that the forward saw were not compared with the request's"
+        return Finding(Cause.IDS_DIFFER, None, len(ids), {"why": why})
     if dump.aux is None:
         why = "it says ok, but has no states (aux)"
         return Finding(Cause.UNREADABLE, sorted(dump.tensors()), ["aux", "input_ids"], {"why": why})

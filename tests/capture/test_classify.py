@@ -66,6 +66,11 @@ def test_a_right_dump_gives_its_states() -> None:
     assert (found.rid, found.num_tokens, found.layers, len(found.chunks)) == (RID, 8, (1,), 2)
 
 
+def test_ids_that_nobody_compared_are_not_believed() -> None:
+    dump = built([(0, 8)])
+    assert cause(replace(dump, meta=replace(dump.meta, ids_checked=False))) is Cause.IDS_DIFFER
+
+
 NAN = torch.full((8, H), float("nan"))
 
 
