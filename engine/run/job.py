@@ -206,7 +206,10 @@ class Job:
         checks = preflight.run_checks(self.spec, target, facts, counted, size)
         report.emit("preflight", checks=[c.to_json() for c in checks], estimate=size.to_json())
         for c in checks:
-            say(f"  {'ok  ' if c.ok else 'FAIL'} {c.name}: {c.detail}")
+            if c.severity == "warning":
+                report.warning(f"preflight, {c.line().split(maxsplit=1)[1]}")
+            else:
+                say(c.line())
         preflight.refuse_if_failed(checks)
 
     async def _set_aside_long(self, row: int, n: int, limit: int) -> None:

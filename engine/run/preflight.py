@@ -1,16 +1,27 @@
 """Before anything is asked for: would this run fail, or produce wrong data? Every check is listed, passed
-or not."""
+or not, with its severity, what it would do to the data, and what mends it (docs/preflight.md)."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.capture.evidence import TOLERANCE
-from engine.capture.pythonpath.hsx_capture.beacon import read_beacons
-from engine.wire.errors import PreflightError
+from engine.run.capture_checks import Room, capture_active, dump_room, look
+from engine.run.checklist import Check, error, info, merge, refuse_if_failed
+from engine.run.layer_checks import (
+    conv_state,
+    hidden_sizes,
+    is_hybrid,
+    layers_asked,
+    layers_captured,
+    taps_exist,
+)
+from engine.run.server_checks import Wanted, server_checks
+from engine.run.server_settings import differences, schedulers
+from engine.targets.lowest import load_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,35 +29,28 @@ if TYPE_CHECKING:
     from engine.dataset.samples import Counted
     from engine.sources.protocol import SourceFacts
     from engine.targets.lowest import TargetFacts
-    from engine.wire.spec import ExtractSpec
+    from engine.wire.spec import Endpoint, ExtractSpec, SourceSpec
+
+__all__ = ["Estimate", "estimate", "length_limit", "over_long", "refuse_if_failed", "run_checks"]
 
 _SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
-class Check:
-    """One check: what was looked at, whether it holds, what was found, what to do if it does not hold."""
-
-    name: str
-    ok: bool
-    detail: str
-    next_step: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """For the preflight event."""
-        return {"name": self.name, "ok": self.ok, "detail": self.detail, "next": self.next_step}
-
-
-@dataclass(frozen=True)
 class Estimate:
-    """What the run will need: tokens and bytes of the store, bytes of /dev/shm at most at once."""
+    """What the run will need: tokens and bytes of the store, bytes of dumps at most at once.
+
+    ``dump_free_bytes`` is the least of the servers' dump folders, ``dump_longest_bytes`` of the longest row.
+    """
 
     samples: int
     tokens: int
     bytes: int
+    bytes_per_token: int
     free_bytes: int
     dump_bytes: int
     dump_free_bytes: int
+    dump_longest_bytes: int
 
     def to_json(self) -> dict[str, int]:
         """For the preflight event."""
@@ -67,10 +71,16 @@ def estimate(
         samples=len(lengths),
         tokens=tokens,
         bytes=tokens * per_token,
+        bytes_per_token=per_token,
         free_bytes=_free(Path(spec.store)),
         dump_bytes=sum(at_once) * dump_token,
-        dump_free_bytes=_free(Path(spec.source.dump_dir)),
+        dump_free_bytes=min(_free(Path(e.dump_dir)) for e in _endpoints(spec)),
+        dump_longest_bytes=max(at_once, default=0) * dump_token,
     )
+
+
+def _endpoints(spec: ExtractSpec) -> list[SourceSpec | Endpoint]:
+    return [spec.source, *spec.source.replicas]
 
 
 def _free(path: Path) -> int:
@@ -84,96 +94,118 @@ def run_checks(
     spec: ExtractSpec, target: TargetFacts, source: SourceFacts, counted: Counted, size: Estimate
 ) -> list[Check]:
     """All checks, in the order in which a person would want them."""
-    return [
+    want = wanted(spec, target, counted)
+    checks = [
         _model(spec, source),
-        _settings(source),
+        *_agreement(source),
+        *merge([(e.url, _of_server(e, source, want, size)) for e in _endpoints(spec)]),
         _dtype(source),
-        _layers(spec, source),
-        _taps(spec, target),
+        taps_exist(want),
         _lengths(spec, target, source, counted),
         _mask(counted),
         _disk(size),
-        _dump_room(spec, size),
-        *_how_dumps_are_known(spec, source, counted),
     ]
+    if not want.by_rid:
+        from engine.run.preflight_counter import counter_checks
+
+        checks += counter_checks(spec, source, counted)
+    return list(dict.fromkeys(checks))
 
 
-def _how_dumps_are_known(spec: ExtractSpec, source: SourceFacts, counted: Counted) -> list[Check]:
-    if spec.source.dump_mode == "rid":
-        return [_capture(spec)]
-    from engine.run.preflight_counter import counter_checks
+def wanted(spec: ExtractSpec, target: TargetFacts, counted: Counted) -> Wanted:
+    """What the run wants of each server. A row beyond the run's own limit is never asked for."""
+    config = load_config(spec.target.model).get_text_config().to_dict()
+    return Wanted(
+        taps=spec.target.taps,
+        last=spec.target.last,
+        longest=min(counted.longest[1], spec.dataset.max_tokens),
+        architecture=target.architecture,
+        num_layers=target.num_layers,
+        hidden_size=target.hidden_size,
+        hybrid=is_hybrid(config),
+        by_rid=spec.source.dump_mode == "rid",
+    )
 
-    return counter_checks(spec, source, counted)
 
-
-def refuse_if_failed(checks: list[Check]) -> None:
-    """PreflightError that names every failed check."""
-    failed = [c for c in checks if not c.ok]
-    if failed:
-        raise PreflightError(
-            f"preflight: {', '.join(c.name for c in failed)}",
-            "; ".join(c.detail for c in failed),
-            "; ".join(c.next_step for c in failed if c.next_step),
-        )
+def _of_server(
+    endpoint: SourceSpec | Endpoint, source: SourceFacts, want: Wanted, size: Estimate
+) -> list[Check]:
+    """The checks of one server: its settings, its schedulers', its dump folder."""
+    told, folder = source.infos.get(endpoint.url, {}), Path(endpoint.dump_dir)
+    room = Room(size.dump_bytes, size.dump_longest_bytes, _free(folder))
+    states = schedulers(told)
+    checks = differences(told)
+    beacons, trouble = look(folder) if want.by_rid else ([], "")
+    for settings in states:
+        checks += server_checks(settings, want)
+        checks += layers_asked(settings, want)
+        state = conv_state(settings, beacons, want)
+        checks += [state] if state is not None else []
+    if want.by_rid:
+        checks += capture_active(beacons, trouble, folder, len(states))
+        checks += layers_captured(beacons, want) + hidden_sizes(beacons, want)
+    checks += dump_room(folder, room, beacons)
+    return list(dict.fromkeys(checks))
 
 
 def _model(spec: ExtractSpec, source: SourceFacts) -> Check:
     mine, theirs = spec.target.model.rstrip("/"), source.model.rstrip("/")
-    same = mine == theirs or os.path.realpath(mine) == os.path.realpath(theirs)
-    return Check(
-        "model", same, f"the run wants {mine}, the server has {theirs}", "start the server with that model"
-    )
+    detail = f"the run wants {mine}, the server has {theirs}"
+    if mine == theirs or os.path.realpath(mine) == os.path.realpath(theirs):
+        return info("model", detail)
+    effect = "another model's states would be stored under this one's name"
+    return error("model", detail, effect, "start the server with that model")
 
 
-def _settings(source: SourceFacts) -> Check:
-    detail = "; ".join(source.problems) or f"SGLang {source.version or '?'}, dtype {source.dtype}"
-    return Check(
-        "server settings", not source.problems, detail, "restart the server with the capture's flags"
-    )
+def _agreement(source: SourceFacts) -> list[Check]:
+    """What the source itself found: servers of one run that differ, a dump folder that cannot be used."""
+    if not source.problems:
+        return []
+    effect = "states of one store would not be of one kind, or not be there at all"
+    step = "restart the server with the capture's flags, all servers of a run with the same"
+    return [error("server settings", "; ".join(source.problems), effect, step)]
 
 
 def _dtype(source: SourceFacts) -> Check:
-    ok = source.dtype in TOLERANCE
     detail = f"the server computes in {source.dtype or 'an unknown dtype'}"
-    return Check("dtype", ok, detail, f"start the server with --dtype {' or '.join(TOLERANCE)}")
+    if source.dtype in TOLERANCE:
+        return info("dtype", detail)
+    effect = "no tolerance is known under which its states could be judged"
+    return error("dtype", detail, effect, f"start the server with --dtype {' or '.join(TOLERANCE)}")
 
 
-def _layers(spec: ExtractSpec, source: SourceFacts) -> Check:
-    ok = source.layers is None or source.layers == spec.target.taps
-    detail = f"taps {list(spec.target.taps)}, the server captures {list(source.layers or ())}"
-    return Check("layers", ok, detail, "start the server with the run's taps (output of 0-based layer k)")
-
-
-def _taps(spec: ExtractSpec, target: TargetFacts) -> Check:
-    over = [t for t in spec.target.taps if t >= target.num_layers]
-    detail = f"{target.architecture} has layers 0..{target.num_layers - 1}; taps {list(spec.target.taps)}"
-    return Check("taps", not over, detail, "choose taps in that range")
-
-
-def _lengths(spec: ExtractSpec, target: TargetFacts, source: SourceFacts, counted: Counted) -> Check:
+def _limits(spec: ExtractSpec, target: TargetFacts, source: SourceFacts) -> dict[str, int]:
+    """Everything that bounds a row's length, by name, in tokens."""
+    inputs = [s.longest_input for told in source.infos.values() for s in schedulers(told)]
     limits = {
         "max_tokens": spec.dataset.max_tokens,
         "the server's context less 1": source.context_length - 1,
+        "the server's max_req_input_len less 1": min((n for n in inputs if n is not None), default=0),
         "the model's positions": target.max_positions,
     }
-    name, limit = min(((n, v) for n, v in limits.items() if v > 0), key=lambda x: x[1])
+    return {name: limit for name, limit in limits.items() if limit > 0}
+
+
+def _lengths(spec: ExtractSpec, target: TargetFacts, source: SourceFacts, counted: Counted) -> Check:
+    name, limit = min(_limits(spec, target, source).items(), key=lambda x: x[1])
     over = over_long(counted.n_tokens, limit)
     if not over or spec.dataset.over_long == "quarantine":
         row, longest = counted.longest
-        return Check("lengths", True, f"longest is row {row} with {longest} tokens, limit {limit} ({name})")
+        set_aside = f"; {len(over)} rows are beyond it and will be quarantined" if over else ""
+        detail = f"longest is row {row} with {longest} tokens, limit {limit} ({name}){set_aside}"
+        return info("lengths", detail)
     shown = ", ".join(f"{r} ({counted.n_tokens[r]})" for r in over[:5])
-    return Check(
+    return error(
         "lengths",
-        False,
         f"{len(over)} rows are longer than {limit} tokens ({name}): {shown}",
+        "the server would refuse them, or cut them",
         "raise the limit, shorten them, or set over_long = quarantine",
     )
 
 
 def length_limit(spec: ExtractSpec, target: TargetFacts, source: SourceFacts) -> int:
     """The longest row that can be taken, in tokens."""
-    limits = (spec.dataset.max_tokens, source.context_length - 1, target.max_positions)
-    return min(v for v in limits if v > 0)
+    return min(_limits(spec, target, source).values())
 
 
 def over_long(n_tokens: Mapping[int, int], limit: int) -> list[int]:
@@ -185,36 +217,20 @@ def _mask(counted: Counted) -> Check:
     empty = [r for r, n in counted.supervised.items() if n == 0]
     total = sum(counted.supervised.values())
     if not empty:
-        return Check(
-            "loss mask", True, f"{total} of {counted.total} tokens are supervised, every row has some"
-        )
-    return Check(
+        return info("loss mask", f"{total} of {counted.total} tokens are supervised, every row has some")
+    return error(
         "loss mask",
-        False,
         f"{len(empty)} rows have no supervised token: {', '.join(map(str, empty[:10]))}",
-        "they would train nothing: check the chat template's assistant turns, or remove them",
+        "they would train nothing",
+        "check the chat template's assistant turns, or remove them",
     )
 
 
 def _disk(size: Estimate) -> Check:
     need = int(size.bytes * 1.05) + (64 << 20)
-    detail = f"needs {size.bytes / 1e9:.2f} GB, {size.free_bytes / 1e9:.2f} GB are free"
-    return Check("disk", need <= size.free_bytes, detail, "free space, or put the store elsewhere")
-
-
-def _dump_room(spec: ExtractSpec, size: Estimate) -> Check:
-    ok = size.dump_bytes * 2 <= size.dump_free_bytes
-    need, free = size.dump_bytes / 1e9, size.dump_free_bytes / 1e9
-    detail = f"{spec.source.dump_dir}: up to {need:.2f} GB at once, {free:.2f} GB free"
-    return Check("dump folder", ok, detail, "lower the concurrency, or free /dev/shm")
-
-
-def _capture(spec: ExtractSpec) -> Check:
-    try:
-        alive = read_beacons(Path(spec.source.dump_dir))
-    except OSError as error:
-        return Check(
-            "capture", False, f"the dump folder cannot be used: {error}", "is the capture plugin loaded?"
-        )
-    detail = f"active in {len(alive)} process(es)" if alive else "no live process says that it captures"
-    return Check("capture", bool(alive), detail, "start the server with the capture plugin")
+    per_token = f"{size.tokens} tokens x {size.bytes_per_token} bytes"
+    detail = f"needs {size.bytes / 1e9:.2f} GB ({per_token}), {size.free_bytes / 1e9:.2f} GB are free"
+    if need <= size.free_bytes:
+        return info("disk", detail)
+    effect = "the run would stop when the disk is full (what is done stays)"
+    return error("disk", detail, effect, "free space, or put the store elsewhere")

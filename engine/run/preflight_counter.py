@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.capture.states import Finding
-from engine.run.preflight import Check
+from engine.run.checklist import Check
 from engine.wire.causes import Cause
 
 if TYPE_CHECKING:

@@ -150,8 +150,8 @@ def _chunks(s: Settings, want: Wanted) -> Check | None:
     if s.chunk is None:
         return info("chunks", "prompts are not cut into chunks")
     parts = -(-want.longest // s.chunk)
-    joined = ": they are joined by their start positions" if parts > 1 else ""
-    return info("chunks", f"of {s.chunk} tokens; the longest row has {want.longest}, so {parts}{joined}")
+    joined = ", joined by their start positions" if parts > 1 else ""
+    return info("chunks", f"of {s.chunk} tokens; the longest row has {want.longest}: {parts} or more{joined}")
 
 
 def _truncation(s: Settings, want: Wanted) -> Check | None:

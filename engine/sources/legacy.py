@@ -94,14 +94,14 @@ class LegacySource:
         """The server's settings, and how its dumps can be attributed: a request of a few tokens is sent to
         see."""
         info = await self.api.get("/server_info")
-        # Such a server needs no flag of SGLang's own to dump.
-        facts = read_facts({**info, "enable_return_aux_hidden_states": True})
+        facts = read_facts(info)
         size = info.get("chunked_prefill_size")
         self._chunk = size if isinstance(size, int) and size > 0 else 0
         self._layers = facts.layers or self._spec.target.taps
         problems = [*facts.problems, *await self._probe()]
         flags = {**facts.flags, "attribution": self.attribution}
-        return dataclasses.replace(facts, flags=flags, problems=tuple(problems))
+        told = {self._spec.source.url: info}
+        return dataclasses.replace(facts, flags=flags, problems=tuple(problems), infos=told)
 
     async def _probe(self) -> list[str]:
         """What speaks against the folder; sets the attribution."""

@@ -47,7 +47,13 @@ class Taken:
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What a source says of itself. ``layers``: what it will really capture, as outputs of 0-based layers."""
+    """What a source says of itself.
+
+    Attributes:
+        layers: what it was asked to capture, as outputs of 0-based layers.
+        flags: settings that are kept in attempts.jsonl. problems: what speaks against the run.
+        infos: what each server says of itself (/server_info), by its address: the preflight judges it.
+    """
 
     model: str
     dtype: str
@@ -56,6 +62,7 @@ class SourceFacts:
     context_length: int
     flags: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    infos: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Source(Protocol):

@@ -8,21 +8,35 @@ was in flight on a server that dies is asked for again elsewhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
+
+import httpx
 
 from engine.capture.states import States
 from engine.sources.endpoint import ServerEndpoint
 from engine.sources.feeding import answer_all
 from engine.sources.protocol import Ask, SourceFacts, Taken
+from engine.sources.sglang_api import Api
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
     from engine.wire.spec import Endpoint, SourceSpec
 
-_SAME = ("model", "dtype", "version", "layers", "context_length")
+_SAME = (
+    "model_path",
+    "dtype",
+    "version",
+    "weight_version",
+    "quantization",
+    "kv_cache_dtype",
+    "return_aux_hidden_state_layer_ids",
+    "aux_hidden_state_capture",
+    "context_length",
+)
 """What all servers of a run must have in common."""
 
 
@@ -43,22 +57,22 @@ class SGLangSource:
         self._answered: dict[int, ServerEndpoint] = {}
 
     async def describe(self) -> SourceFacts:
-        """Settings as /server_info gives them, with what speaks against a capture; all servers must agree."""
+        """Settings as /server_info gives them; the servers of a run must agree, and where not, it is a
+        problem."""
         infos = await asyncio.gather(*(e.api.get("/server_info") for e in self.endpoints))
         first, *others = [read_facts(info) for info in infos]
-        problems = list(first.problems)
-        for endpoint, facts in zip(self.endpoints[1:], others, strict=True):
-            problems += [f"{endpoint.url}: {problem}" for problem in facts.problems]
-            for name in _SAME:
-                one, other = getattr(first, name), getattr(facts, name)
-                if one != other:
-                    problems.append(f"{name} is {one} at {self.endpoints[0].url}, {other} at {endpoint.url}")
+        problems = []
+        for endpoint, info in zip(self.endpoints[1:], infos[1:], strict=True):
+            for name, one, other in differing(infos[0], info):
+                problems.append(f"{name} is {one} at {self.endpoints[0].url}, {other} at {endpoint.url}")
         flags = dict(first.flags)
         if others:
             flags["replicas"] = [
-                {"url": e.url, **f.flags} for e, f in zip(self.endpoints[1:], others, strict=True)
+                {"url": e.url, "version": f.version, **f.flags}
+                for e, f in zip(self.endpoints[1:], others, strict=True)
             ]
-        return dataclasses.replace(first, flags=flags, problems=tuple(problems))
+        told = {e.url: info for e, info in zip(self.endpoints, infos, strict=True)}
+        return dataclasses.replace(first, flags=flags, problems=tuple(problems), infos=told)
 
     @property
     def trouble(self) -> str:
@@ -90,6 +104,24 @@ class SGLangSource:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
 
+    async def foreign(self, prompts: Sequence[Sequence[int]]) -> int:
+        """Send requests that are not ours, two at once to each server, and count the answers. Never raises
+        for the link: the canary's own asks say what is wrong."""
+        queue, answered = list(prompts), 0
+
+        async def stranger(endpoint: ServerEndpoint) -> None:
+            nonlocal answered
+            async with aclosing(Api(endpoint.url, self.spec.api_key_env, self.spec.timeout_s, 1)) as api:
+                while queue:
+                    sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+                    body = {"input_ids": list(queue.pop()), "sampling_params": sampling, "stream": False}
+                    with contextlib.suppress(httpx.HTTPError):
+                        response = await api.generate(body)
+                        answered += response.status_code == 200
+
+        await asyncio.gather(*(stranger(e) for e in self.endpoints for _ in range(2)))
+        return answered
+
     async def _ask(self, ask: Ask) -> Taken:
         endpoint = self._choose(ask)
         taken = await endpoint.ask(ask)
@@ -110,18 +142,13 @@ class SGLangSource:
         await asyncio.gather(*(e.api.aclose() for e in self.endpoints))
 
 
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Settings (of /server_info) that all servers of a run must have in common, and two have not."""
+    return [(name, one.get(name), other.get(name)) for name in _SAME if one.get(name) != other.get(name)]
+
+
 def read_facts(info: Mapping[str, Any]) -> SourceFacts:
-    """/server_info -> SourceFacts. ``problems`` are settings under which a capture would be wrong or
-    empty."""
-    problems = []
-    if not info.get("enable_return_aux_hidden_states"):
-        problems.append("the server was not started with --enable-return-aux-hidden-states")
-    if info.get("speculative_algorithm"):
-        problems.append(
-            f"speculative decoding ({info['speculative_algorithm']}) is on: rows would be a draft's"
-        )
-    if int(info.get("pp_size") or 1) != 1:
-        problems.append(f"pp_size is {info['pp_size']}: capture needs 1")
+    """/server_info -> SourceFacts. What the settings mean for a capture is the preflight's to say."""
     layers = info.get("return_aux_hidden_state_layer_ids")
     flags = (
         "chunked_prefill_size",
@@ -134,6 +161,7 @@ def read_facts(info: Mapping[str, Any]) -> SourceFacts:
         "attention_backend",
         "context_length",
         "dtype",
+        "weight_version",
     )
     return SourceFacts(
         model=str(info.get("model_path", "")),
@@ -143,5 +171,4 @@ def read_facts(info: Mapping[str, Any]) -> SourceFacts:
         context_length=int(info.get("context_length") or 0),
         flags={k: info.get(k) for k in flags}
         | {"launch_command": str(info.get("launch_command", ""))[:2000]},
-        problems=tuple(problems),
     )

@@ -269,7 +269,7 @@ def test_two_runs_on_one_store(bench: Bench) -> None:
     ("changes", "match"),
     [
         ({"dataset": {"max_tokens": 64}}, r"lengths: 1 rows are longer than 64 tokens .*4 \(65\)"),
-        ({"target": {"taps": [1, 3]}}, "layers: taps .1, 3., the server captures .1, 3, 4."),
+        ({"target": {"taps": [1, 3]}}, "layers, layers captured: taps .1, 3., the server captures .1, 3, 4."),
         ({"source": {"dump_dir": "/nowhere/at/all"}}, "capture: the dump folder cannot be used"),
     ],
 )
