@@ -20,7 +20,7 @@ from engine import __version__
 from engine.capture.states import Finding
 from engine.dataset.samples import Counted, Samples
 from engine.dataset.tokens import Tokens
-from engine.run import canary, preflight
+from engine.run import canary, canary_rows, preflight
 from engine.run.extract import Extraction
 from engine.run.preflight_counter import unjoinable
 from engine.run.report import Report, say
@@ -150,10 +150,10 @@ class Job:
             report.mismatch(row, name, 0, finding, Outcome.QUARANTINED)
             await self.extraction.set_aside(row, name, 0, finding)
             pending.discard(row)
-        await self._canary(report, source, validator, samples, counted, sorted(pending), size, facts)
-        self._phase("extract", f"{len(pending)} of {len(samples)} rows, {size.tokens} tokens")
-        self.extraction.progress(-1, force=True)
         try:
+            await self._canary(report, source, validator, samples, counted, sorted(pending), size, facts)
+            self._phase("extract", f"{len(pending)} of {len(samples)} rows, {size.tokens} tokens")
+            self.extraction.progress(-1, force=True)
             await self.extraction.run()
         finally:
             await source.clear(spec.run)
@@ -229,21 +229,27 @@ class Job:
         size: preflight.Estimate,
         facts: SourceFacts,
     ) -> None:
-        rows = canary.choose(counted, pending, self.spec.canary)
-        if not rows or self.stop.is_set():
+        if self.spec.canary <= 0 or not pending or self.stop.is_set():
             return
-        self._phase("canary", f"rows {', '.join(map(str, rows))}")
-        chosen = [samples.sample(r) for r in rows]
+        number = self.spec.canary
+        chosen = await self._unless_stopped(
+            asyncio.to_thread(canary_rows.choose, samples, counted, pending, number)
+        )
+        self._phase("canary", f"rows {', '.join(str(s.row) for s in chosen.samples)}, {chosen.twice} twice")
         result = await self._unless_stopped(
             canary.run_canary(self.spec.run, source, validator, chosen, facts.dtype)
         )
         hours = size.tokens / result.tok_per_s / 3600 if result.tok_per_s else None
         projection = {"hours": hours, "bytes": size.bytes, "tokens": size.tokens}
-        report.emit("canary", **result.to_json(), projection=projection)
+        shared = {"rows": list(chosen.shared), "tokens": chosen.prefix}
+        report.emit("canary", **result.to_json(), shared_prefix=shared, projection=projection)
         for row, cosine in result.cosines.items():
             say(f"  ok   row {row}: in company and alone agree, cosine {cosine:.7f}")
         for row, why in result.to_json()["failed"].items():
             report.warning(f"canary row {row}: {why}")
+        if result.by_tap:
+            per_tap = ", ".join(f"{tap} {value:.7f}" for tap, value in result.by_tap.items())
+            say(f"  least cosine by tap: {per_tap}; {result.foreign[0]} foreign requests beside them")
         if hours is not None:
             say(
                 f"  pilot: {result.tok_per_s:.0f} tok/s, so about {hours:.2f} h and {size.bytes / 1e9:.2f} GB"
