@@ -104,7 +104,7 @@ def test_every_sabotaged_dump_is_refused_and_taken_again(
 def test_what_stays_wrong_ends_in_quarantine(sabotaged: Callable[[str], Bench], kind: str) -> None:
     bench = sabotaged(f"{kind}:always")
     dataset = write_rows(bench.place / "d.jsonl", token_rows(30))
-    result = bench.run(bench.make_spec(dataset, retake_every=0))
+    result = bench.run(bench.make_spec(dataset, retake_every=0, canary=0))
     truth = {line["row"] for line in sabotage_lines(bench.server.sabotage_log)}
     index, _ = read_index(bench.store)
     assert result.quarantined > 0
@@ -118,7 +118,7 @@ def test_what_stays_wrong_ends_in_quarantine(sabotaged: Callable[[str], Bench], 
     assert verified is not None
     assert verified["min_cosine"] >= 0.9999
     # a resume leaves them where they are
-    again = bench.run(bench.make_spec(dataset, retake_every=0), attempt=2)
+    again = bench.run(bench.make_spec(dataset, retake_every=0, canary=0), attempt=2)
     assert (again.done, again.quarantined) == (result.done, result.quarantined)
 
 
