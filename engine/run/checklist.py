@@ -75,7 +75,7 @@ def refuse_if_failed(checks: Sequence[Check]) -> None:
     if failed:
         raise PreflightError(
             f"preflight: {', '.join(dict.fromkeys(c.name for c in failed))}",
-            "; ".join(c.detail for c in failed),
+            "; ".join(f"{c.detail} ({c.effect})" if c.effect else c.detail for c in failed),
             "; ".join(dict.fromkeys(c.next_step for c in failed if c.next_step)),
         )
 

@@ -27,6 +27,9 @@ DECIDING = frozenset(
 
 _SHOWN = 8
 
+_TIMES = frozenset({"startup_time"})
+"""Measured, not set."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -95,7 +98,7 @@ def differences(server_info: Mapping[str, Any]) -> list[Check]:
     for rank, state in enumerate(states):
         for name in sorted(set(state) & set(server_info)):
             asked, real = server_info[name], state[name]
-            if asked == real or "<redacted>" in (asked, real):
+            if asked == real or "<redacted>" in (asked, real) or name in _TIMES:
                 continue
             whose = f" in scheduler {rank}" if len(states) > 1 else ""
             text = f"{name} {_short(asked)} is {_short(real)}{whose}"
