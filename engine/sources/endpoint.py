@@ -26,7 +26,7 @@ from engine.capture.pythonpath.hsx_capture.dumpfile import (
 from engine.capture.states import Finding, States
 from engine.sources.gate import Gate
 from engine.sources.protocol import Ask, Taken
-from engine.sources.replies import read_reply, refusal
+from engine.sources.replies import Busy, read_reply, refusal
 from engine.sources.sglang_api import Api
 from engine.sources.watch import LOOK_S, Watch
 from engine.wire.causes import Cause
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 _FILE_WAIT_S = 20.0
 """How long a promised dump may take to appear: the reply is sent before the writer is done."""
+
+_BUSY_S = 120.0
+"""How long a request waits for room in the capture before it is given back as lost."""
 
 _FINAL = frozenset({Cause.WRONG_LAYERS})
 """What a server says once, it says always."""
@@ -162,7 +165,17 @@ class ServerEndpoint:
             return  # the folder is gone or not ours: preflight and the next dump say so
 
     async def _request(self, ask: Ask) -> States | Finding | str:
-        """States, a finding, or a text: the link failed and nothing is known."""
+        """States, a finding, or a text: nothing is known. While the capture has no room, the request keeps
+        its place and waits: so fewer are in flight."""
+        until, pause = time.monotonic() + _BUSY_S, 0.2
+        while True:
+            result = await self._send(ask)
+            if not isinstance(result, Busy) or time.monotonic() > until:
+                return result
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 5.0)
+
+    async def _send(self, ask: Ask) -> States | Finding | str:
         body = {
             "rid": ask.rid,
             "input_ids": list(ask.sample.input_ids),
@@ -204,6 +217,9 @@ class ServerEndpoint:
                     return Finding(Cause.MISSING, None, name, {"waited_s": _FILE_WAIT_S})
                 time.sleep(0.005)
             except WriterFailed as error:
+                if error.marker.get("dump_id") != shake.get("dump_id") and time.monotonic() < deadline:
+                    time.sleep(0.005)  # the sign of an earlier try, for which there was no room
+                    continue
                 remove_dump(self.folder, ask.rid)
                 return Finding(Cause.WRITER_ERROR, str(error)[:200], None, {})
             except DumpUnreadable as error:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 KEY = "hsx"
 
 
+class Busy(str):
+    """The capture had no room for the dump now: why. The same request may be sent again after a while."""
+
+
 def read_reply(
     response: httpx.Response, ask: Ask, taps: tuple[int, ...] | None
 ) -> Mapping[str, Any] | Finding | str:
@@ -48,7 +52,7 @@ def read_reply(
         return Finding(Cause.NO_HANDSHAKE, None, KEY, {"meta_keys": sorted(map(str, meta))[:20]})
     if "error" in shake:
         why = str(shake["error"])[:200]
-        return f"the capture is busy: {why}" if shake.get("busy") else Finding(Cause.WRITER_ERROR, why)
+        return Busy(f"the capture is busy: {why}") if shake.get("busy") else Finding(Cause.WRITER_ERROR, why)
     return _compare(shake, prompt_tokens, n, taps) or shake
 
 
