@@ -33,6 +33,18 @@ class Room:
     free: int
 
 
+def traffic_told(folders: Sequence[Path]) -> dict[str, int]:
+    """Who used the servers meanwhile, as the beacons tell it (hsx_capture/traffic.py), summed."""
+    told: dict[str, int] = {}
+    for beacon in [b for folder in folders for b in look(folder)[0]]:
+        traffic = beacon.get("traffic")
+        for name, count in traffic.items() if isinstance(traffic, dict) else ():
+            if isinstance(count, int):
+                most = name == "largest_batch"
+                told[name] = max(told.get(name, 0), count) if most else told.get(name, 0) + count
+    return told
+
+
 def look(folder: Path) -> tuple[list[dict[str, Any]], str]:
     """The beacons of live processes in a dump folder; and why it cannot be used ("" when it can)."""
     try:

@@ -21,6 +21,7 @@ from engine.capture.states import Finding
 from engine.dataset.samples import Counted, Samples
 from engine.dataset.tokens import Tokens
 from engine.run import canary, canary_rows, preflight
+from engine.run.capture_checks import traffic_told
 from engine.run.extract import Extraction
 from engine.run.preflight_counter import unjoinable
 from engine.run.report import Report, say
@@ -267,6 +268,9 @@ class Job:
     ) -> Result:
         pending = len(samples) - len(store.done) - len(store.quarantined)
         wall = time.monotonic() - self._began
+        source = self.spec.source
+        folders = [source.dump_dir, *(replica.dump_dir for replica in source.replicas)]
+        traffic = traffic_told([Path(folder) for folder in folders])
         return Result(
             outcome="aborted" if self.stop.is_set() and pending else "complete" if not pending else "failed",
             dataset=len(samples),
@@ -276,8 +280,11 @@ class Job:
             tokens=sum(counted.n_tokens[r] for r in store.done),
             wall_s=round(wall, 2),
             tok_per_s=round(report.new_tokens / wall, 1),
-            server={"model": facts.model, "version": facts.version, "attribution": attribution},
-        )
+            server={
+                "model": facts.model, "version": facts.version, "attribution": attribution,
+                **({"traffic": traffic} if traffic else {}),
+            },
+        )  # fmt: skip
 
 
 def _open_samples(spec: ExtractSpec) -> tuple[Samples, Counted]:

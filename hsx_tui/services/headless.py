@@ -112,6 +112,11 @@ class Headless:
         seen = (info.get("hsx_demo") or {}).get("traffic") or {}
         return {k: int(seen.get(k, 0)) for k in _NO_TRAFFIC}
 
+    def _told(self, traffic: dict[str, int], server: Mapping[str, Any]) -> dict[str, int]:
+        """The embedded server counts for itself; of a real SGLang the capture plugin tells it."""
+        told = server.get("traffic") or {}
+        return {k: int(told.get(k, 0)) for k in traffic} if self.options.sglang else traffic
+
     async def _report(
         self, status: Mapping[str, Any], traffic: dict[str, int]
     ) -> tuple[dict[str, Any], ExitCode]:
@@ -143,7 +148,7 @@ class Headless:
             "quarantined": report["quarantined"],
             "pending": report["pending"],
             "mismatches": self.mismatches,
-            "traffic": traffic,
+            "traffic": self._told(traffic, result.get("server") or {}),
             "verified": verified,
             "bad": report["bad"],
             "tokens": result.get("tokens", self._progress.get("tokens", 0)),
