@@ -157,13 +157,9 @@ def _chunks(s: Settings, want: Wanted) -> Check | None:
 def _truncation(s: Settings, want: Wanted) -> Check | None:
     if not s.get("allow_auto_truncate"):
         return None
-    detail = "allow_auto_truncate is on"
     effect = "a prompt that is too long would be cut in silence; its prompt_tokens give it away"
     step = "start the server without --allow-auto-truncate"
-    most = s.longest_input or (s.number("context_length") or 1) - 1
-    if want.longest > most:
-        return error("truncation", f"{detail}, and the longest row has {want.longest} tokens", effect, step)
-    return warning("truncation", detail, effect, step)
+    return error("truncation", "allow_auto_truncate is on", effect, step)
 
 
 def _precision(s: Settings, want: Wanted) -> Check | None:
@@ -194,7 +190,8 @@ def _overlapping(s: Settings, want: Wanted) -> Check | None:
 
 
 def _prefill_graph(s: Settings, want: Wanted) -> Check | None:
-    """The hook on the final norm is Python: it does not run when a CUDA graph is replayed."""
+    """The hook on the final norm is Python: it does not run when a CUDA graph is replayed. Under "breakable",
+    the default on CUDA, only attention runs between the graphs, and the final norm is in the last of them."""
     if want.last != "pre" or s.get("device") != "cuda":
         return None
     name, step = "prefill graph", "start the server with --cuda-graph-backend-prefill disabled"
@@ -204,9 +201,10 @@ def _prefill_graph(s: Settings, want: Wanted) -> Check | None:
     backend = prefill.get("backend") if isinstance(prefill, dict) else None
     if backend == "disabled" or s.get("disable_cuda_graph"):
         return info(name, "the prefill runs eagerly, so the final norm's input can be taken")
-    if backend == "full":
-        return error(name, "the prefill is replayed from a CUDA graph", f"{effect} in every dump", step)
-    detail = f"the prefill's CUDA graph backend is {backend or 'not told'}"
+    if backend:
+        detail = f"the prefill is replayed from a CUDA graph (backend {backend})"
+        return error(name, detail, f"{effect} in every dump of up to that graph's size", step)
+    detail = "the prefill's CUDA graph backend is not told"
     return warning(name, detail, f"{effect}, if it is replayed; the canary decides", step)
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.run.checklist import Check, info, warning
+from engine.run.checklist import Check, error, info, warning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,15 @@ DECIDING = frozenset(
     }
 )  # fmt: skip
 """Settings that decide what a capture gives."""
+
+CONTRADICTING = frozenset(
+    {
+        "allow_auto_truncate", "chunked_prefill_size", "context_length", "disable_radix_cache", "dtype",
+        "enable_return_aux_hidden_states", "return_aux_hidden_state_layer_ids", "speculative_algorithm",
+    }
+)  # fmt: skip
+"""Of those, what the run also goes by as the server says it. No scheduler of SGLang 0.5.23 changes them by
+itself: where one says otherwise, somebody did, and it is not known since when."""
 
 _SHOWN = 8
 
@@ -76,8 +85,9 @@ class Settings:
 
 
 def schedulers(server_info: Mapping[str, Any]) -> list[Settings]:
-    """The settings of each scheduler (data-parallel rank) of a server; of one, when it lists none."""
-    states = [s for s in _states(server_info) if s]
+    """The settings of each scheduler (data-parallel rank) of a server; of one, when it lists none. What a
+    scheduler leaves out, or has as null, is as the server says."""
+    states = [{k: v for k, v in s.items() if v is not None} for s in _states(server_info) if s]
     top = {k: v for k, v in server_info.items() if k != "internal_states"}
     return [Settings({**top, **state}) for state in states] or [Settings(top)]
 
@@ -93,17 +103,23 @@ def differences(server_info: Mapping[str, Any]) -> list[Check]:
     if not states:
         detail = "the server lists no internal_states: only what was asked of it is known"
         return [warning("settings read back", detail, "a flag may not be what it says", "see its log")]
+    wrong: list[str] = []
     deciding: list[str] = []
     others: list[str] = []
     for rank, state in enumerate(states):
         for name in sorted(set(state) & set(server_info)):
             asked, real = server_info[name], state[name]
-            if asked == real or "<redacted>" in (asked, real) or name in _TIMES:
+            if asked == real or real is None or "<redacted>" in (asked, real) or name in _TIMES:
                 continue
             whose = f" in scheduler {rank}" if len(states) > 1 else ""
             text = f"{name} {_short(asked)} is {_short(real)}{whose}"
-            (deciding if name in DECIDING else others).append(text)
+            kind = wrong if name in CONTRADICTING else deciding if name in DECIDING else others
+            kind.append(text)
     count = f"{len(states)} scheduler" + ("s" if len(states) > 1 else "")
+    if wrong:
+        effect = "what is captured would not be what the run was prepared for, in a part of the samples"
+        step = "restart the server; change nothing of it while it runs (POST /set_internal_state)"
+        return [error("settings read back", f"{count}: {'; '.join(wrong + deciding)}", effect, step)]
     if deciding:
         detail = f"{count}: {'; '.join((deciding + others)[:_SHOWN])}"
         effect = "the schedulers' own settings are what the checks below look at"

@@ -99,13 +99,12 @@ EAGER = {"cuda_graph_config": {"prefill": {"backend": "disabled"}}}
         ({"disaggregation_mode": "prefill"}, "role", "error", "--disaggregation-mode null"),
         ({"disable_radix_cache": True}, "prefix cache", "info", ""),
         ({"chunked_prefill_size": -1}, "chunks", "info", ""),
-        ({"allow_auto_truncate": True}, "truncation", "warning", "without --allow-auto-truncate"),
-        ({"allow_auto_truncate": True, "max_req_input_len": 257}, "truncation", "error", "auto-truncate"),
+        ({"allow_auto_truncate": True}, "truncation", "error", "without --allow-auto-truncate"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "precision", "warning", "unquantised"),
         ({"quantization": "awq"}, "precision", "warning", "unquantised"),
         ({"enable_two_batch_overlap": True}, "two-batch overlap", "error", "--enable-two-batch-overlap"),
         ({**CUDA, **GRAPH}, "prefill graph", "error", NO_GRAPH),
-        ({**CUDA, **BREAKABLE}, "prefill graph", "warning", NO_GRAPH),
+        ({**CUDA, **BREAKABLE}, "prefill graph", "error", NO_GRAPH),
         ({**CUDA, "cuda_graph_config": None}, "prefill graph", "warning", NO_GRAPH),
         ({**CUDA, **EAGER}, "prefill graph", "info", ""),
         ({"return_aux_hidden_state_layer_ids": [0, 1]}, "layers", "error", IDS),
@@ -158,6 +157,37 @@ def test_a_scheduler_that_has_other_settings_than_the_server_says_is_named_and_j
     assert (only.severity, "stream_interval 1 is 7" in only.detail) == ("info", True)
     (none,) = differences({**told, "internal_states": None})
     assert none.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("allow_auto_truncate", True),
+        ("chunked_prefill_size", 64),
+        ("context_length", 512),
+        ("disable_radix_cache", True),
+        ("dtype", "bfloat16"),
+        ("enable_return_aux_hidden_states", False),
+        ("return_aux_hidden_state_layer_ids", [0, 1]),
+        ("speculative_algorithm", "EAGLE3"),
+    ],
+)
+def test_a_scheduler_that_contradicts_the_server_where_it_matters_is_refused(
+    name: str, other: object
+) -> None:
+    told = recorded()
+    (state,) = told["internal_states"]
+    assert told[name] == state[name] != other
+    second = {**state, name: other}
+    found = [
+        c for c in differences({**told, "internal_states": [state, second]}) if c.name.startswith("sett")
+    ]
+    assert [c.severity for c in found if not c.ok] == ["error"]
+    (refused,) = [c for c in found if not c.ok]
+    assert f"{name} {told[name]} is {other} in scheduler 1" in refused.detail
+    silent = {k: v for k, v in state.items() if k != name}
+    for unsaid in (silent, {**state, name: None}):
+        assert all(c.ok for c in differences({**told, "internal_states": [unsaid]}))
 
 
 def test_the_last_layer_is_refused_where_it_kills_the_scheduler() -> None:
