@@ -47,6 +47,9 @@ _BUSY_S = 120.0
 _FINAL = frozenset({Cause.WRONG_LAYERS})
 """What a server says once, it says always."""
 
+_ANOTHERS = frozenset({Cause.NO_HANDSHAKE, Cause.WRONG_LAYERS, Cause.MISSING})
+"""What a server says for every row when it was started anew without the plugin, or with other layers."""
+
 
 @dataclass(frozen=True)
 class _Flight:
@@ -76,20 +79,19 @@ class ServerEndpoint:
         self._flying: dict[str, _Flight] = {}
         self._down = asyncio.Event()
         log = Path(where.log) if where.log else None
-        self._watch = Watch(self.folder, log, lambda: self.api.ready(3.0))
+        self._watch = Watch(self.folder, log, lambda: self.api.ready(3.0), taps)
 
     async def ready(self) -> bool:
         """Whether it would take a request now; a server that was dead must be whole again."""
         if not await self.api.ready():
             self.trouble = self.trouble or "it does not answer /ready"
             return False
+        self.trouble = await self._watch.not_back()
+        if self.trouble:
+            return False
         if self._down.is_set():
-            self.trouble = await self._watch.not_back()
-            if self.trouble:
-                return False
             await asyncio.to_thread(self._watch.begin)
             self._down.clear()
-        self.trouble = ""
         return True
 
     async def watch(self) -> None:
@@ -97,7 +99,10 @@ class ServerEndpoint:
         await asyncio.to_thread(self._watch.begin)
         while True:
             await asyncio.sleep(LOOK_S)
-            if not self._flying or self._down.is_set():
+            if self._down.is_set() or (self.trouble and not self._flying):
+                await self.ready()  # nobody asks it, so nobody else finds out that it is back
+                continue
+            if not self._flying:
                 continue
             found = await self._watch.look()
             if found:
@@ -140,6 +145,13 @@ class ServerEndpoint:
         if isinstance(result, States):
             return Taken(ask, states=result, request_s=seconds, flying=flying)
         await asyncio.to_thread(self._forget, ask.rid)
+        if (
+            isinstance(result, Finding)
+            and result.cause in _ANOTHERS
+            and (why := await self._watch.not_back())
+        ):
+            self.trouble = result = why  # it was started anew, as another: no fault of the row
+            self._down.set()
         if isinstance(result, Finding):
             final = result.cause in _FINAL
             return Taken(ask, finding=result, request_s=seconds, flying=flying, final=final)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.capture.pythonpath.hsx_capture.beacon import read_beacons
 
@@ -37,10 +37,18 @@ class Watch:
 
     Args:
         folder: its dump folder. log: its log file, or None. ready: GET /ready.
+        taps: what the run wants, where it is known.
     """
 
-    def __init__(self, folder: Path, log: Path | None, ready: Callable[[], Awaitable[bool]]) -> None:
-        self._folder, self._log, self._ready = folder, log, ready
+    def __init__(
+        self,
+        folder: Path,
+        log: Path | None,
+        ready: Callable[[], Awaitable[bool]],
+        taps: tuple[int, ...] | None = None,
+    ) -> None:
+        self._folder, self._log, self._ready, self._taps = folder, log, ready, taps
+        self._model: str | None = None
         self._capturing: set[tuple[int, int]] = set()
         self._offset: int | None = None
         self._silent = 0
@@ -62,17 +70,31 @@ class Watch:
         return ""
 
     async def not_back(self) -> str:
-        """Why a server that answers again is not to be asked yet; "" when it is whole."""
-        alive = await asyncio.to_thread(self._beacons)
-        if alive or not self._capturing:
-            return ""
-        return "the server answers, but the capture is not active in it: was it started without the plugin?"
+        """Why a server that answers is not to be asked; "" when its capture is what the run wants.
+
+        A server may come back without the plugin, or with other layers: asked all the same, it would have
+        every row refused within seconds.
+        """
+        return await asyncio.to_thread(self._unfit)
+
+    def _unfit(self) -> str:
+        alive = [b for b in self._read() if not b.get("failed")]
+        if not alive:
+            return (
+                "the server answers, but the capture is not active in it: was it started without the plugin?"
+            )
+        for beacon in alive:
+            taps, model = beacon.get("taps"), beacon.get("model")
+            if self._taps is not None and isinstance(taps, list) and taps and taps != list(self._taps):
+                shown = _plain(str(taps)[:80])
+                wanted = list(self._taps)
+                return f"the server captures the output of layers {shown}, the run wants {wanted}"
+            if self._model is not None and isinstance(model, str) and model != self._model:
+                return f"it serves {_plain(model[:200])} now, and served {_plain(self._model)[:200]}"
+        return ""
 
     def _signs(self) -> str:
-        try:
-            alive = read_beacons(self._folder)
-        except OSError:
-            alive = []
+        alive = self._read()
         failed = [str(b["failed"])[:200] for b in alive if b.get("failed")]
         if failed:
             return f"the server's scheduler failed: {_plain(failed[0])}"
@@ -84,11 +106,18 @@ class Watch:
         return self._fatal_line()
 
     def _beacons(self) -> set[tuple[int, int]]:
+        alive = [b for b in self._read() if not b.get("failed")]
+        models = {b["model"] for b in alive if isinstance(b.get("model"), str)}
+        if self._model is None and len(models) == 1:
+            self._model = models.pop()
+        return {(int(b["pid"]), int(b["start_ticks"])) for b in alive}
+
+    def _read(self) -> list[dict[str, Any]]:
+        """The beacons of live processes; none where the folder cannot be read."""
         try:
-            alive = read_beacons(self._folder)
+            return read_beacons(self._folder)
         except OSError:
-            return set()
-        return {(int(b["pid"]), int(b["start_ticks"])) for b in alive if not b.get("failed")}
+            return []
 
     def _size(self) -> int | None:
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from engine.capture.pythonpath.hsx_capture.beacon import remove_beacon, write_beacon
 from engine.capture.states import Finding
 from engine.dataset.tokens import Sample
 from engine.sources.gate import Gate
@@ -55,6 +56,7 @@ async def rows(count: int) -> AsyncIterator[Ask]:
 
 
 async def take(url: str, folder: Path, count: int = 1, **spec: Any) -> list[Taken]:
+    write_beacon(folder, {"taps": []})  # the capture is active: what the server says is about the row
     source = SGLangSource(SourceSpec(url, str(folder), **spec), 4)
     try:
         async with asyncio.timeout(20), contextlib.aclosing(source.take(rows(count))) as answers:
@@ -98,6 +100,24 @@ async def test_what_is_wrong_with_an_answer_has_a_cause(
         (taken,) = await take(url, tmp_path)
     assert isinstance(taken.finding, Finding)
     assert taken.finding.cause is cause
+
+
+async def test_a_reply_without_a_handshake_is_lost_where_no_capture_is_active(tmp_path: Path) -> None:
+    """The server was started anew without the plugin: no fault of the row, which would be quarantined."""
+    body = '{"meta_info": {"id": "hsx-t-00000000-01_", "prompt_tokens": 3}}'
+    async with misbehaving(reply(200, body)) as url:
+        source = SGLangSource(SourceSpec(url, str(tmp_path)), 4)
+        async with contextlib.aclosing(source.take(rows(1))) as answers:
+            (taken,) = [t async for t in answers]
+        assert taken.finding is None
+        assert "without the plugin" in taken.lost
+        assert not await source.ready()
+        assert source.trouble == taken.lost
+        write_beacon(tmp_path, {"taps": []})
+        assert await source.ready()
+        assert not source.trouble
+        remove_beacon(tmp_path)
+        await source.aclose()
 
 
 @pytest.mark.parametrize(
