@@ -218,3 +218,34 @@ def test_a_run_that_the_host_cannot_be_given(tmp_path: Path) -> None:
     )
     more = GOOD + '[hosts.other]\naddress = "x"\n'
     assert "its server kimi is on gpu-1" in refusal(more, only="other")
+
+
+SERVERS = """\
+dump_dir = "/dev/shm/x"
+dump_mode = "rid"
+log = "/var/log/kimi.log"
+api_key_env = "KIMI_KEY"
+replicas = [
+  { url = "http://127.0.0.1:30001", dump_dir = "/dev/shm/y", log = "/var/log/kimi-2.log" },
+  { url = "http://127.0.0.1:30002", dump_dir = "/dev/shm/z" },
+]
+"""
+
+
+def test_several_servers_of_one_run_reach_its_specification(tmp_path: Path) -> None:
+    text = GOOD.replace('dump_dir = "/dev/shm/x"\n', SERVERS)
+    _, launch = extract_launch(
+        Fleet(Configured(tmp_path / "c.toml", parse(text, Path("c.toml"))), None), "first"
+    )
+    source = extract_from_json(launch.spec).source
+    assert (source.log, source.dump_mode, source.api_key_env) == ("/var/log/kimi.log", "rid", "KIMI_KEY")
+    assert [(e.url, e.dump_dir, e.log) for e in source.replicas] == [
+        ("http://127.0.0.1:30001", "/dev/shm/y", "/var/log/kimi-2.log"),
+        ("http://127.0.0.1:30002", "/dev/shm/z", None),
+    ]
+    shared = text.replace("/dev/shm/z", "/dev/shm/x")
+    fleet = Fleet(Configured(tmp_path / "c.toml", parse(shared, Path("c.toml"))), None)
+    with pytest.raises(UsageError, match="share a dump folder"):
+        extract_launch(fleet, "first")
+    assert "unknown key" in said(text.replace('dump_dir = "/dev/shm/z"', 'dumpdir = "/dev/shm/z"'))
+    assert "replicas" in said(text.replace(', dump_dir = "/dev/shm/z"', ""))
