@@ -129,7 +129,8 @@ def _role(s: Settings, want: Wanted) -> Check | None:
 
 
 def _ranks(s: Settings, want: Wanted) -> Check | None:
-    dp, tp = s.number("dp_size") or 1, s.number("tp_size") or 1
+    tp = s.number("tp_size") or 1
+    dp = max(s.number("dp_size") or 1, s.number("attn_dp_size") or 1)  # under DP attention, dp_size may say 1
     if dp == 1 and tp == 1:
         return None
     how = " with DP attention" if s.get("enable_dp_attention") else ""

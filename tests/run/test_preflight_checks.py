@@ -60,6 +60,12 @@ def changed(**settings: Any) -> dict[str, Any]:
     return {**found, **settings, "internal_states": states}
 
 
+def test_dp_attention_is_counted_where_dp_size_says_one() -> None:
+    told = changed(tp_size=2, dp_size=1, attn_dp_size=2, enable_dp_attention=True)
+    (ranks,) = [c for c in every(told) if c.name == "ranks"]
+    assert ranks.detail.startswith("tp 2, dp 2 with DP attention: 2 processes write")
+
+
 def test_the_recorded_server_is_fit() -> None:
     checks = every(recorded())
     assert {c.severity for c in checks} == {"info"}, [c.line() for c in checks]
