@@ -16,10 +16,17 @@ from engine.wire.causes import Cause
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
     from engine.capture.pythonpath.hsx_capture.dumpfile import Dump, DumpMeta
 
 OTHER_IDS, OTHER_NORM, SHORT_ROWS = "other token ids", "final norm", "rows differ"
 """What the writer's own errors say (hsx_capture/writing.py; a test binds them to the real ones)."""
+
+
+def _are_ids(ids: Tensor) -> bool:
+    """Whether a digest can be taken of them; what is wrong with others is said by checks.py."""
+    return ids.dim() == 1 and str(ids.dtype) in ("torch.int64", "torch.int32")
 
 
 def judge_dump(dump: Dump, rid: str, ids: Sequence[int], promised: str) -> States | Finding:
@@ -46,7 +53,7 @@ def judge_dump(dump: Dump, rid: str, ids: Sequence[int], promised: str) -> State
     if dump.aux is None:
         why = "it says ok, but has no states (aux)"
         return Finding(Cause.UNREADABLE, sorted(dump.tensors()), ["aux", "input_ids"], {"why": why})
-    if dump.input_ids.dim() == 1 and meta.ids_sha256 != ids_sha256(map(int, dump.input_ids.tolist())):
+    if _are_ids(dump.input_ids) and meta.ids_sha256 != ids_sha256(map(int, dump.input_ids.tolist())):
         why = "the digest that was taken at the capture is of other token ids than the file has"
         return Finding(Cause.IDS_DIFFER, meta.ids_sha256[:64], ids_sha256(ids), {"why": why})
     return States(

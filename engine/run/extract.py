@@ -94,6 +94,7 @@ class Extraction:
         self._since_retake = 0
         self._waiting = False
         self._losses = 0
+        self._waited = 0.0
         self._bytes = 0
         self._last_row = -1
         self._gave_up = False
@@ -276,7 +277,6 @@ class Extraction:
         A row that is lost again and again by a source that is ready counts as refused.
         """
         state.lost += 1
-        self._losses += 1
         await self._wait_for_source(taken)
         if self._stop.is_set():
             return
@@ -329,8 +329,11 @@ class Extraction:
 
     async def _wait_for_source(self, taken: Taken) -> None:
         """Back off, and wait until the source is ready again. Raises ConnectionFailed when it stays away."""
-        await self._pause(min(0.2 * 1.5 ** min(self._losses, 12), 10.0))
+        if not 0 < taken.asked_at < self._waited:  # else it was lost by what was waited for already
+            self._losses += 1
+            await self._pause(min(0.2 * 1.5 ** min(self._losses, 12), 10.0))
         if self._stop.is_set() or await self.source.ready():
+            self._waited = time.monotonic()
             return
         since = time.monotonic()
         self._waiting = True
@@ -353,6 +356,7 @@ class Extraction:
             self._waiting = False
             self._changed.set()
         self.report.emit("resumed", after_s=round(time.monotonic() - since, 1))
+        self._losses, self._waited = 0, time.monotonic()
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but not through a stop."""

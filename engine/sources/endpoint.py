@@ -99,15 +99,23 @@ class ServerEndpoint:
         await asyncio.to_thread(self._watch.begin)
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._down.is_set() or (self.trouble and not self._flying):
-                await self.ready()  # nobody asks it, so nobody else finds out that it is back
-                continue
-            if not self._flying:
-                continue
-            found = await self._watch.look()
-            if found:
-                self.trouble = found
-                self._down.set()
+            try:
+                await self._look()
+            except Exception as error:  # a watch that ends would let the next death go unnoticed
+                self.trouble = f"it cannot be watched: {type(error).__name__}: {error}"[:200]
+
+    async def _look(self) -> None:
+        if self._down.is_set() or (self.trouble and not self._flying):
+            await self.ready()  # nobody asks it, so nobody else finds out that it is back
+            return
+        if not self._flying:
+            return
+        found = await self._watch.look()
+        if found:
+            self.trouble = found
+            self._down.set()
+        elif self.trouble:
+            await self.ready()  # one slow answer must not keep asks away from it
 
     def clear(self, run: str) -> int:
         """Remove the dumps of ``run`` by exact name. Nothing is aborted: the server ends a request whose
@@ -155,7 +163,7 @@ class ServerEndpoint:
         if isinstance(result, Finding):
             final = result.cause in _FINAL
             return Taken(ask, finding=result, request_s=seconds, flying=flying, final=final)
-        return Taken(ask, lost=result, request_s=seconds, flying=flying)
+        return Taken(ask, lost=result, request_s=seconds, flying=flying, asked_at=began)
 
     async def _unless_dead(self, ask: Ask) -> States | Finding | str:
         """The request's result, or that the server has died under it."""

@@ -32,7 +32,7 @@ class Taken:
     done).
 
     ``passed_over``: dumps that were refused on the way to the answer, each with its cause.
-    ``final``: asking again would give the same finding.
+    ``final``: asking again would give the same finding. ``asked_at``: when it was sent (monotonic), or 0.
     """
 
     ask: Ask
@@ -43,6 +43,7 @@ class Taken:
     flying: tuple[Sample, ...] = ()
     passed_over: tuple[Finding, ...] = ()
     final: bool = False
+    asked_at: float = 0.0
 
 
 @dataclass(frozen=True)

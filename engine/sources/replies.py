@@ -34,7 +34,7 @@ def read_reply(
         shake = meta.get(KEY)
         prompt_tokens = int(meta.get("prompt_tokens", -1))
         cached = int(meta.get("cached_tokens") or 0)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         text = response.text[:200]
         return Finding(Cause.UNREADABLE, "an answer that is not SGLang's", None, {"text": text})
     if meta.get("id") != ask.rid:

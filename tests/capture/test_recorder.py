@@ -262,6 +262,27 @@ def test_a_stopped_prefill_ages_out_although_nothing_happens(
     assert wait_for(tmp_path / "d", slow.rid).meta.ok
 
 
+def test_aborted_prefills_give_way_when_memory_is_full(
+    recorder: Callable[..., Recorder], tmp_path: Path
+) -> None:
+    """A server does not tell an abort: the rows would be held for a quarter of an hour."""
+    now = [0.0]
+    one = sum(t.numel() * t.element_size() for t in Prompt(rid(1), 1, 10).piece(0, 6).slices().values())
+    limits = Limits(free_floor_bytes=0, memory_bytes=4 * one, partial_ttl_s=900.0)
+    r = recorder(limits, clock=lambda: now[0])
+    for number in range(1, 5):
+        r.take(Prompt(rid(number), number, 10).piece(0, 6))  # and it never goes on
+    late = Prompt(rid(5), 5, 6)
+    refused = r.take(late.piece(0, 6))
+    assert refused is not None and refused["busy"]
+    now[0] = 61.0
+    good = Prompt(rid(6), 6, 6)
+    said = r.take(good.piece(0, 6))
+    assert said is not None and "path" in said
+    assert wait_for(tmp_path / "d", good.rid).meta.ok
+    assert r.stats.aged_out == 4
+
+
 @pytest.mark.parametrize(
     ("limits", "text"),
     [

@@ -59,11 +59,14 @@ class Foreign:
                 }  # fmt: skip
                 try:
                     reply = http.post(f"{self.url}/generate", json=body)
-                    meta = reply.json()["meta_info"]
-                except (httpx.HTTPError, ValueError, KeyError):
-                    if not self._stop.is_set():
-                        self._stop.wait(0.2)  # the server is gone: some tests do that
+                except httpx.HTTPError as error:
+                    self._note(False, f"a foreign request failed: {type(error).__name__}: {error}")
+                    self._stop.wait(0.2)
                     continue
+                if reply.status_code != 200:
+                    self._note(False, f"a foreign request got HTTP {reply.status_code}: {reply.text[:200]}")
+                    continue
+                meta = reply.json()["meta_info"]
                 self._note(True, f"a foreign reply has {sorted(meta)}" if "hsx" in meta else "")
 
     def _check(self) -> None:

@@ -24,6 +24,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .packing import pack
 from .privatedir import NotPrivate, open_private_dir, read_member, remove_member, write_member
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class DumpMeta:
                 model=data["model"], chunks=chunks, where=where, ok=_is_true(data["ok"]), error=data["error"],
                 ids_checked=_is_true(data.get("ids_checked", "false")), producer=data.get("producer", ""),
             )  # fmt: skip
-        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise DumpUnreadable(f"the metadata is malformed: {type(error).__name__}: {error}") from error
 
 
@@ -192,17 +193,15 @@ def write_dump(folder: Path, dump: Dump) -> int:
 
     Returns: the bytes written. Raises OSError (nothing is left behind) and NotPrivate.
     """
-    from safetensors.torch import save
-
-    data: bytes = save(dump.tensors(), metadata=dump.meta.to_strings())
+    data = pack(dump.tensors(), dump.meta.to_strings())
     rid = dump.meta.rid
     fd = open_private_dir(folder, create=True)
     try:
-        write_member(fd, f"{rid}.safetensors", temporary_name(), data)
+        write_member(fd, f"{rid}.safetensors", temporary_name(), *data)
         remove_member(fd, f"{rid}.error.json")
     finally:
         os.close(fd)
-    return len(data)
+    return sum(len(part) for part in data)
 
 
 def write_error(folder: Path, rid: str, dump_id: str, error: str) -> None:

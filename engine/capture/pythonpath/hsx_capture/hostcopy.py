@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 
 class BufferPool:
-    """Flat byte buffers in powers of two, given out and taken back; ``pinned`` only where there is a GPU."""
+    """Flat byte buffers in powers of two, given out and taken back; ``pinned`` only where there is a GPU.
 
-    def __init__(self, pinned: bool) -> None:
-        self._pinned = pinned
-        self._free: dict[int, list[torch.Tensor]] = {}
+    A buffer comes back with the event of its last copy and is given out again only once that is over: nobody
+    waits for it. What is kept is bounded by ``most_bytes``; beyond it, buffers are let go.
+    """
+
+    def __init__(self, pinned: bool, most_bytes: int = 2 << 30) -> None:
+        self._pinned, self._most = pinned, most_bytes
+        self._free: dict[int, list[tuple[torch.Tensor, Any]]] = {}
+        self._kept = 0
         self._lock = threading.Lock()
 
     def acquire(self, nbytes: int) -> torch.Tensor:
@@ -31,15 +36,21 @@ class BufferPool:
 
         size = 1 << max(12, (nbytes - 1).bit_length())
         with self._lock:
-            free = self._free.get(size)
-            if free:
-                return free.pop()
+            free = self._free.get(size, [])
+            for i, (buffer, event) in enumerate(free):
+                if event is None or event.query():
+                    del free[i]
+                    self._kept -= size
+                    return buffer
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
 
-    def release(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back; its content may be overwritten from now on."""
+    def release(self, buffer: torch.Tensor, event: Any = None) -> None:
+        """Take a buffer back; once ``event`` is over, its content may be overwritten."""
+        size = buffer.numel()
         with self._lock:
-            self._free.setdefault(buffer.numel(), []).append(buffer)
+            if self._kept + size <= self._most:  # else let go: torch's own allocator waits for the copy
+                self._free.setdefault(size, []).append((buffer, event))
+                self._kept += size
 
 
 @dataclass
@@ -84,7 +95,6 @@ class HostCopier:
 
     def release(self, rows: HostRows) -> None:
         """Give the buffers back once nobody reads ``rows`` any more."""
-        rows.wait()  # a copy in flight must not land in a buffer that has a new owner
         if self._pool is not None:
             for buffer in rows.buffers:
-                self._pool.release(buffer)
+                self._pool.release(buffer, rows.event)

@@ -107,7 +107,8 @@ def _final_norm(
     original: Callable[..., Any], hidden: Any, batch: Any, norm: Any, capture: Any = None, **kwargs: Any
 ) -> Any:
     """Its own ``capture`` callback gets hidden + residual, complete; the storage is borrowed."""
-    ours = _capture.norm_input(norm) if _capture is not None else None
+    compiling = sys.modules["torch"].compiler.is_compiling()  # a traced hook would be compiled with its state
+    ours = _capture.norm_input(norm) if _capture is not None and not compiling else None
     if ours is None:
         return original(hidden, batch, norm, capture, **kwargs)
 

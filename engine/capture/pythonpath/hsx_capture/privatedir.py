@@ -101,13 +101,14 @@ def read_member(dir_fd: int, name: str, max_bytes: int) -> bytes:
     return data
 
 
-def write_member(dir_fd: int, name: str, temporary: str, data: bytes) -> None:
-    """Write a member in one step: under ``temporary`` first, then renamed. Nothing is left behind on an
-    error."""
+def write_member(dir_fd: int, name: str, temporary: str, *data: bytes | memoryview) -> None:
+    """Write a member of these parts in one step: under ``temporary`` first, then renamed. Nothing is left
+    behind on an error."""
     fd = create_member(dir_fd, temporary)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(data)
+            for part in data:
+                file.write(part)
         os.rename(temporary, check_member_name(name), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
         os.unlink(temporary, dir_fd=dir_fd)

@@ -40,6 +40,10 @@ PREFIX = "hsx-"
 NEWS_S = 2.0
 """How often the beacon is written anew, where there is news."""
 
+IDLE_S = 60.0
+"""A chunked prefill goes on at every turn of the scheduler: one that did not for so long gives way to others
+when memory is full."""
+
 REMEMBERED = 4096
 """How many finished requests are remembered, so that a request taken back after its prefill is not dumped
 twice."""
@@ -246,8 +250,19 @@ class Recorder:
         if not is_name(rid):
             return f"the rid {rid[:200]!r} cannot name a file: 1 to 128 of A-Z a-z 0-9 . _ -"
         if self._held + nbytes > self._limits.memory_bytes:
+            self._give_up(IDLE_S)  # an aborted prefill is not told: it only stops
+        if self._held + nbytes > self._limits.memory_bytes:
             return f"backlog: {self._held} bytes wait to be written, at most {self._limits.memory_bytes} may"
         return self._folder.no_room(self._held + nbytes)
+
+    def _give_up(self, idle_s: float) -> None:
+        """Drop what was taken of prefills that made no progress for so long. Under the lock."""
+        now = self._clock()
+        for serial in [s for s, p in self._parts.items() if now - p.touched > idle_s]:
+            partial = self._parts.pop(serial)
+            self._drop_rows(partial)
+            self._counts["aged_out"] += 1
+            log.warning("aged out %s: its prefill stopped at %d tokens", partial.rid, partial.expected)
 
     def _refuse(self, partial: Partial, reason: str) -> None:
         partial.error, partial.refused = reason, True
@@ -332,12 +347,7 @@ class Recorder:
             self._told, self._told_at = news, now
             self.announce(**news)
         with self._lock:
-            old = [s for s, p in self._parts.items() if now - p.touched > self._limits.partial_ttl_s]
-            for serial in old:
-                partial = self._parts.pop(serial)
-                self._drop_rows(partial)
-                self._counts["aged_out"] += 1
-                log.warning("aged out %s: its prefill stopped at %d tokens", partial.rid, partial.expected)
+            self._give_up(self._limits.partial_ttl_s)
         try:
             self._folder.tick(now)
         except OSError as error:
