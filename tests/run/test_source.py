@@ -71,6 +71,8 @@ async def take(url: str, folder: Path, count: int = 1, **spec: Any) -> list[Take
         (200, "not json", Cause.UNREADABLE),
         (200, "[]", Cause.UNREADABLE),
         (200, '{"meta_info": {"id": "x", "prompt_tokens": null}}', Cause.UNREADABLE),
+        (200, '{"meta_info": {"id": "x", "prompt_tokens": Infinity}}', Cause.UNREADABLE),
+        (200, "[" * 100_000, Cause.UNREADABLE),
         (200, '{"meta_info": {"id": "x", "prompt_tokens": 3}}', Cause.FOREIGN),
         (200, '{"meta_info": {"id": "hsx-t-00000000-01_", "prompt_tokens": 3}}', Cause.NO_HANDSHAKE),
         (
