@@ -94,7 +94,7 @@ def test_one_of_two_that_comes_back_is_asked_again(chat_tiny: Path, tmp_path: Pa
     steady, mortal = Port(chat_tiny, tmp_path / "a"), Port(chat_tiny, tmp_path / "b")
     try:
         bench = Bench(tmp_path, steady.server, chat_tiny)
-        rows = write_rows(tmp_path / "rows.jsonl", token_rows(300))
+        rows = write_rows(tmp_path / "rows.jsonl", token_rows(600))
         back: list[Server] = []
 
         def strike() -> None:
@@ -106,7 +106,7 @@ def test_one_of_two_that_comes_back_is_asked_again(chat_tiny: Path, tmp_path: Pa
         spec: dict[str, Any] = replica_spec(bench, rows, mortal.server, shard_bytes=20_000)
         result = bench.run(spec)
         thread.join()
-        assert (result.done, result.quarantined, result.pending) == (300, 0, 0)
+        assert (result.done, result.quarantined, result.pending) == (600, 0, 0)
         assert back[0].traffic()["ours"] > 0
     finally:
         for one in (steady, mortal):
