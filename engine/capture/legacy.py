@@ -218,7 +218,8 @@ def _load_pt(name: str, data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]
     tensors, said = {}, dict(loaded["meta"]) if isinstance(loaded.get("meta"), dict) else {}
     for key, value in loaded.items():
         if key == "input_ids":
-            said[key] = value.flatten().tolist() if isinstance(value, torch.Tensor) else value
+            tensor = _plain(name, value, len(data)) if isinstance(value, torch.Tensor) else None
+            said[key] = tensor.flatten().tolist() if tensor is not None else value
         elif isinstance(value, torch.Tensor):
             tensors[str(key)] = _plain(name, value, len(data))
         elif key in ("num_tokens", "forward_mode", "rid"):

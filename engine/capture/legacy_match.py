@@ -1,7 +1,8 @@
 """Which of the dumps that a request left are its own: pure rules, no files (docs/formats.md).
 
-By token ids where the dumps have them; else by the number of tokens, and then only when exactly one dump has
-it. Nothing is guessed: what is not proven is a finding with its cause, and the request is sent again.
+By token ids where the dumps have them, else by the number of tokens; and only when exactly one dump, or one
+set of dumps, fits. Nothing is guessed: what is not proven is a finding with its cause, and the request is
+sent again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ FEW = 2
 
 _MOST_CHUNKS = 4
 """So many unnamed dumps that add up to the prompt are taken for its chunks (in a finding, never to join)."""
+
+_MOST_SETS = 4
+"""Two sets of dumps that make up the prompt are too many; so many are named."""
 
 _MOST_GAPS = 1000
 """A number may be anything, and a folder of that name may be anybody's."""
@@ -50,7 +54,8 @@ class Window:
         floor: the highest number that was seen before the request was sent; -1 when none was. A number up to
             it was given to an earlier request, however late its files come.
         leftover: what lay in the folder of the next number (floor + 1) when the request was sent.
-        owed: token counts of other samples' dumps that never came and may come now.
+        owed: token counts of other samples' dumps that may come now: they never came, or another dump of that
+            length may have been taken for them.
     """
 
     pieces: tuple[Piece, ...]
@@ -86,12 +91,11 @@ def is_decode(piece: Piece, tokens: int) -> bool:
 def match(window: Window, rid: str, ids: tuple[int, ...], *, by_count: bool) -> Match | Finding | None:
     """The request's dumps; a Finding when they cannot be told from others; None when they are not there."""
     ours = [p for p in window.pieces if _may_be_ours(p, rid, len(ids))]
-    equal = [p for p in ours if p.ids == ids]
-    if equal:
-        return Match((equal[0],), "token_ids")  # equal ids from the first token on have equal states
-    joined = _join([p for p in ours if p.ids is not None], ids)
-    if joined is not None:
-        return joined
+    sets = _sets([p for p in ours if p.ids is not None], ids)
+    if len(sets) > 1:
+        return _several(sets)
+    if sets:
+        return Match(sets[0], "token_ids")
     if not by_count:
         return None
     n = len(ids)
@@ -109,6 +113,14 @@ def _may_be_ours(piece: Piece, rid: str, n: int) -> bool:
     return piece.rid in (None, rid) and not (judged and is_decode(piece, n))
 
 
+def _several(sets: list[tuple[Piece, ...]]) -> Finding:
+    said = ["+".join(p.name for p in some[:6]) for some in sets]
+    why = f"more than one of what came has our token ids: {', '.join(said)}"
+    folders = list(dict.fromkeys(p.name for some in sets for p in some))[:12]
+    count = f"{len(sets)}{' or more' if len(sets) == _MOST_SETS else ''} dumps of our token ids"
+    return Finding(Cause.FOREIGN, count, "1 dump", {"why": why, "folders": folders})
+
+
 def _ambiguous(named: list[Piece], n: int) -> Finding:
     names = [p.name for p in named]
     cause = Cause.DECODE_STEP if n <= FEW and all(p.mode is None for p in named) else Cause.FOREIGN
@@ -116,23 +128,20 @@ def _ambiguous(named: list[Piece], n: int) -> Finding:
     return Finding(cause, f"{len(names)} dumps of {n} tokens", "1 dump", evidence)
 
 
-def _join(pieces: list[Piece], ids: tuple[int, ...]) -> Match | None:
-    """Chunks put together by their ids. None where they do not reach the end, or two dumps fit one place.
+def _sets(pieces: list[Piece], ids: tuple[int, ...]) -> list[tuple[Piece, ...]]:
+    """The sets of dumps, in rising numbers, whose ids make up the prompt; of many, the first few.
 
-    At the first token two fits are as good as each other (a state depends on the ids before it only); later
-    they are not: the same ids may follow another beginning.
+    A dump holds the ids of one forward only. Behind a cached head, or as a later chunk, a stranger's may hold
+    just our ids in another context: so not even two dumps of the whole prompt are as good as each other.
     """
-    chain: list[Piece] = []
-    at = 0
-    while at < len(ids):
-        last = chain[-1].number if chain else -1
-        fits = [p for p in pieces if p.number > last and p.ids and ids[at : at + p.tokens] == p.ids]
-        if not fits or (at > 0 and len(fits) > 1):
-            return None
-        best = max(fits, key=lambda p: (p.tokens, -p.number))
-        chain.append(best)
-        at += best.tokens
-    return Match(tuple(chain), "token_ids")
+    ends: dict[int, list[tuple[Piece, ...]]] = {0: [()]}  # by how many tokens are covered
+    for piece in sorted(pieces, key=lambda p: p.number):
+        for start in sorted(ends, reverse=True):  # backwards: no dump is put behind itself
+            end = start + piece.tokens
+            if piece.ids and ids[start:end] == piece.ids:
+                known = ends.setdefault(end, [])
+                known += [(*some, piece) for some in ends[start][: _MOST_SETS - len(known)]]
+    return ends.get(len(ids), [])
 
 
 def explain(window: Window, ids: tuple[int, ...], waited_s: float) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.capture.states import Finding
-from engine.run.checklist import Check
+from engine.run.checklist import Check, error, info
 from engine.wire.causes import Cause
 
 if TYPE_CHECKING:
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 def counter_checks(spec: ExtractSpec, source: SourceFacts, counted: Counted) -> list[Check]:
     """Attribution, canary and chunks. No handshake and no beacon is expected from such a server."""
     by_count = source.flags.get("attribution") != "token_ids"
-    return [_attribution(by_count), _canary(spec, by_count), _chunks(source, counted, by_count)]
+    return [
+        _attribution(by_count),
+        _canary(spec, by_count),
+        _chunks(source, counted, by_count),
+        _parts(spec, source),
+    ]
 
 
 def _attribution(by_count: bool) -> Check:
@@ -38,6 +43,32 @@ def _canary(spec: ExtractSpec, by_count: bool) -> Check:
     if not ok:
         detail = "the run has canary = 0, and attribution by count needs the canary"
     return Check("canary is mandatory" if by_count else "canary", ok, detail, "set canary = 3 or more")
+
+
+def _parts(spec: ExtractSpec, source: SourceFacts) -> Check:
+    """A dump holds the tokens of one forward. Of a prompt whose head was cached, or that was cut, that is a
+    part with another context, and neither its ids nor its number of tokens say so. The win rate may pass it:
+    such rows do predict these tokens. Recomputing the lowest tap from the ids alone does not."""
+    name, size = "parts of others' prompts", source.flags.get("chunked_prefill_size")
+    found = []
+    if source.flags.get("disable_radix_cache") is not True:
+        found.append("the prefix cache is on (our own extra_key does not keep others from sharing theirs)")
+    if not isinstance(size, int) or isinstance(size, bool):
+        found.append("the server does not say its chunk")
+    elif size > 0:
+        found.append(f"prompts are cut into chunks of {size} tokens")
+    if not found:
+        return info(name, "a dump holds a whole prompt: the prefix cache is off, and prompts are not cut")
+    what = "; ".join(found)
+    if spec.evidence == "recompute":
+        return info(
+            name, f"{what}: a dump may hold a part of a stranger's prompt, the recomputed tap decides"
+        )
+    effect = "a stranger's rows with the same tokens could pass, computed behind another beginning"
+    step = (
+        "start the server with --disable-radix-cache --chunked-prefill-size -1, or set evidence = recompute"
+    )
+    return error(name, f"{what}, and the evidence is {spec.evidence}", effect, step)
 
 
 def unjoinable(source: SourceFacts, n_tokens: Mapping[int, int]) -> dict[int, Finding]:

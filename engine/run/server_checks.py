@@ -138,9 +138,11 @@ def _ranks(s: Settings, want: Wanted) -> Check | None:
     return info("ranks", f"tp {tp}, dp {dp}{how}: {writers}")
 
 
-def _radix(s: Settings, want: Wanted) -> Check:
+def _radix(s: Settings, want: Wanted) -> Check | None:
     if s.get("disable_radix_cache"):
         return info("prefix cache", "off")
+    if not want.by_rid:
+        return None  # preflight_counter.py judges it: an extra_key of ours keeps no stranger's head out of it
     detail = "on: every request of ours has an extra_key of its own, so no prefix is shared; a hit is refused"
     return info("prefix cache", detail)
 

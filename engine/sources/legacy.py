@@ -3,12 +3,22 @@
 Its replies name no dump. So one request of ours is in flight at a time; the folder is looked at before it is
 sent and after it was answered, and what is new in between is matched by token ids where the dumps have them,
 else by the number of tokens (legacy_match.py). Doubt is a finding, and the request is sent again.
+
+By count, a stranger's dump of our length may be whole before ours has begun, under a lower number. So nothing
+is taken by count before a settling time has passed: after the answer, as long as the slowest dump that was
+taken in this run took to land, and a moment after the one that fits was first seen. Two of that length are
+ambiguous then. Where others use the server (another dump than ours was seen in this run), a dump that was
+taken by count may have been theirs, and the real one may land in a later request's time. So its length is
+owed for as long as a dump may take: the next dump of that length that stands alone is not credited to another
+row, and that request is sent again at once. What this leaves to the content evidence: ours lands later than
+the settling time, and the stranger was the first one ever seen.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +48,9 @@ if TYPE_CHECKING:
 WAIT_S = 5.0
 """How long after the answer a dump may take to land, and a second more for every 1000 tokens."""
 
+_SETTLE_S = 0.25
+"""By count nothing is taken before: so long after the answer, and after the dump that fits was seen."""
+
 _GAPS_S = 0.25
 """How long a match waits for dumps of lower numbers that are not there yet: one may have as many tokens."""
 
@@ -63,6 +76,7 @@ class _Answer:
     result: States | Finding | str
     passed_over: tuple[Finding, ...] = ()
     final: bool = False
+    again: bool = False  # ask again at once: what was doubted is no fault of this attempt
 
 
 class LegacySource:
@@ -86,7 +100,9 @@ class LegacySource:
         self._seen: Scan | None = None
         self._top = -1
         self._done = False
-        self._owed: dict[int, int] = {}
+        self._owed: dict[int, tuple[int, float]] = {}  # row -> its tokens, until when
+        self._settle_s = _SETTLE_S
+        self._others = False
         self._told: dict[Cause, int] = {}
         self._pruned = time.monotonic()
 
@@ -166,10 +182,12 @@ class LegacySource:
         began = time.monotonic()
         passed: list[Finding] = []
         repeats = _REPEATS if ask.attempt >= _REPEATED_FROM else 1
-        for sent in range(1, repeats + 1):
+        for sent in range(1, _REPEATS + 1):
             answer = await self._once(ask, sent)
             passed += answer.passed_over
-            if not isinstance(answer.result, Finding) or answer.final or sent == repeats:
+            if not isinstance(answer.result, Finding) or answer.final or sent == _REPEATS:
+                break
+            if sent >= repeats and not answer.again:
                 break
             passed.append(answer.result)
         seconds = time.monotonic() - began
@@ -222,7 +240,7 @@ class LegacySource:
             meta: Mapping[str, Any] = response.json()["meta_info"]
             tokens, cached = int(meta.get("prompt_tokens", len(ids))), int(meta.get("cached_tokens") or 0)
             reason, answered = meta.get("finish_reason"), meta.get("id")
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             text = response.text[:200]
             return Finding(Cause.UNREADABLE, "an answer that is not SGLang's", None, {"text": text})
         if isinstance(reason, dict) and reason.get("type") == "abort":
@@ -239,38 +257,59 @@ class LegacySource:
         """The dumps of an answered request, waited for."""
         ids, by_count = ask.sample.input_ids, self.attribution == "count"
         answered = time.monotonic()
-        deadline = answered + self._wait_s + len(ids) / 1000
+        patience = self._wait_s + len(ids) / 1000
+        landed: float | None = None
         while True:
             window = await asyncio.to_thread(self._window, before, floor, left, ask.sample.row)
             found = match(window, name, ids, by_count=by_count)
             waited = time.monotonic() - answered
-            if found is not None and (waited > _GAPS_S or not (window.gaps or window.landing)):
-                break
-            if time.monotonic() > deadline:
-                break
+            if found is None:
+                landed = None
+                if waited > patience:
+                    break
+            else:
+                landed = waited if landed is None else landed
+                if self._settled(window, found, waited, landed):
+                    break
             if found is None and waited > _PARTS_S and parts(window, ids):
                 break  # it came in pieces
             await asyncio.sleep(_POLL_S if waited < 1 else 5 * _POLL_S)
         chosen = found if isinstance(found, Match) else None
         passed = tuple(naive(window, ids, chosen))
         self._settle_debts(window, ask)
+        self._others |= bool(window.gaps or window.landing or len(window.pieces) > 1)
+        again = isinstance(found, Finding) and len(ids) in window.owed and found.cause is Cause.LATE
         if chosen is not None:
+            self._settle_s = max(self._settle_s, landed or 0.0)
+            if chosen.by == "count" and self._others:
+                self._owed[ask.sample.row] = (len(ids), time.monotonic() + patience)
             result = await asyncio.to_thread(self._states, ask, chosen)
         else:
             assert not isinstance(found, Match)
             result = found or explain(window, ids, waited)
             passed = tuple(p for p in passed if p.cause is not result.cause)
             if found is None:  # it may still come, also where pieces seemed to be all
-                self._owed[ask.sample.row] = len(ids)
+                self._owed[ask.sample.row] = (len(ids), math.inf)
             if window.pieces and all(p.number <= floor for p in window.pieces):
                 self._top = -1  # only numbers that are used up: the server has begun anew
         await asyncio.to_thread(self._prune)
-        return _Answer(result, passed)
+        return _Answer(result, passed, again=again)
+
+    def _settled(self, window: Window, found: Match | Finding, waited: float, landed: float) -> bool:
+        """Whether what was found ``landed`` s after the answer may be gone by, ``waited`` s after it."""
+        if isinstance(found, Match) and found.by == "token_ids":
+            return waited > _GAPS_S or not (window.gaps or window.landing)
+        return waited > max(self._settle_s, landed + _SETTLE_S)
 
     def _settle_debts(self, window: Window, ask: Ask) -> None:
         """A dump that was owed to another sample is doubted once, however it turned out."""
         counts = {p.tokens for p in window.pieces}
-        self._owed = {r: n for r, n in self._owed.items() if r != ask.sample.row and n not in counts}
+        now = time.monotonic()
+        self._owed = {
+            row: (n, until)
+            for row, (n, until) in self._owed.items()
+            if row != ask.sample.row and n not in counts and now < until
+        }
 
     # In a thread: files.
 
@@ -297,7 +336,7 @@ class LegacySource:
                 landing.append(seen.number)
             else:
                 pieces.append(piece)
-        owed = frozenset(n for r, n in self._owed.items() if r != row)
+        owed = frozenset(n for r, (n, _) in self._owed.items() if r != row)
         return Window(tuple(pieces), tuple(landing), floor, left, owed)
 
     def _piece(self, seen: Seen, *, new: bool = True) -> Piece | None:

@@ -95,7 +95,7 @@ def test_a_dump_that_may_be_owed_to_another_sample_is_doubted() -> None:
 
 def test_equal_ids_are_proof_and_other_ids_are_none() -> None:
     ids = (5, 6, 7)
-    window = Window((Piece(8, 3, ids=(5, 6, 8)), Piece(9, 3, ids=ids), Piece(10, 3, ids=ids)), floor=7)
+    window = Window((Piece(8, 3, ids=(5, 6, 8)), Piece(9, 3, ids=ids), Piece(10, 3)), floor=7)
     for counting in (True, False):
         found = match(window, RID, ids, by_count=counting)
         assert names(found) == ["req_9"]
@@ -114,7 +114,39 @@ def test_chunks_are_joined_where_ids_prove_it() -> None:
     finding = explain(Window(parts, floor=7), ids, 5.0)
     assert (finding.cause, finding.got, finding.expected) == (Cause.PARTIAL_CHUNK, 4, 10)
     twin = Piece(12, 5, ids=ids[4:9])
-    assert match(Window((*parts, twin, last)), RID, ids, by_count=False) is None, "two fit one place"
+    assert match(Window((*parts, twin)), RID, ids, by_count=False) is None, "the end is not there yet"
+    told = match(Window((*parts, twin, last)), RID, ids, by_count=False)
+    assert isinstance(told, Finding), "two fit one place"
+    assert (told.cause, told.evidence["folders"]) == (Cause.FOREIGN, ["req_8", "req_11", "req_14", "req_12"])
+
+
+@pytest.mark.parametrize("counting", [True, False])
+def test_two_dumps_of_our_ids_are_never_guessed_between(counting: bool) -> None:
+    """A dump of a stranger whose head was cached holds only the rest of its prompt: our ids, further back."""
+    ids = (5, 6, 7)
+    found = match(Window((Piece(8, 3, ids=ids), Piece(9, 3, ids=ids)), floor=7), RID, ids, by_count=counting)
+    assert isinstance(found, Finding)
+    assert (found.cause, found.got) == (Cause.FOREIGN, "2 dumps of our token ids")
+    assert found.evidence["folders"] == ["req_8", "req_9"]
+    assert "req_8, req_9" in describe(found)
+
+
+def test_a_whole_dump_and_chunks_of_our_ids_are_ambiguous() -> None:
+    ids = (5, 6, 7)
+    pieces = (Piece(8, 2, ids=ids[:2]), Piece(9, 3, ids=ids), Piece(10, 1, ids=ids[2:]))
+    found = match(Window(pieces), RID, ids, by_count=False)
+    assert isinstance(found, Finding)
+    assert "req_9" in found.evidence["why"]
+    assert "req_8+req_10" in found.evidence["why"]
+    twins = (Piece(7, 2, ids=ids[:2]), Piece(8, 2, ids=ids[:2]), Piece(10, 1, ids=ids[2:]))
+    assert isinstance(match(Window(twins), RID, ids, by_count=False), Finding), "two heads, one end"
+
+
+def test_many_dumps_of_equal_ids_make_no_work_without_bounds() -> None:
+    ids = (7,) * 60
+    found = match(Window(tuple(Piece(k, 1, ids=(7,)) for k in range(200))), RID, ids, by_count=False)
+    assert isinstance(found, Finding)
+    assert found.got == "4 or more dumps of our token ids"
 
 
 def test_chunks_are_never_joined_by_count() -> None:

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from engine.dataset.samples import Counted
 from engine.run.check import verify
+from engine.run.preflight_counter import counter_checks
 from engine.sources.legacy import LegacySource
+from engine.sources.protocol import SourceFacts
 from engine.store.aside import rows_aside
 from engine.store.identity import read_manifest
 from engine.store.store import read_index
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from engine.capture.legacy_folder import Seen
+    from engine.capture.legacy_match import Window
     from engine.capture.states import Finding
 
 pytestmark = pytest.mark.tiny
@@ -271,11 +276,140 @@ def test_a_stranger_s_dump_in_place_of_ours_is_refused_by_its_numbers(
     for path in counted.server.folder.iterdir():
         shutil.rmtree(path)
     meddling(monkeypatch, replace, 5.0)
-    result = counted.run(spec_of(counted, same_length(5, 31)))
+    rows = [same_length(5, 31 + k)[k] for k in range(5)]  # a length that is owed would be doubted
+    result = counted.run(spec_of(counted, rows))
     assert (result.done, result.quarantined) == (5, 0)
     all_right(counted, 5)
     refused = [e for e in counted.of("mismatch") if e["evidence"].get("kind") == "recompute"]
     assert sorted(e["row"] for e in refused) == list(range(5)), "a stranger's states passed"
+
+
+def test_a_stranger_s_dump_of_a_lower_number_is_not_taken_first(
+    counted: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stranger's dump is whole when our answer is there. Ours, of the next number, has not begun: it is
+    put into its place once the source has looked at the folder and found the stranger's alone."""
+    folder = counted.server.folder
+    held: list[Path] = []
+    alone: list[str] = []
+
+    class Held(LegacySource):
+        async def _send(self, name: str, ids: tuple[int, ...]) -> Finding | str | None:
+            if not name.endswith("-01_"):
+                return await super()._send(name, ids)
+            strangers = [9 + 3 * i for i in range(len(ids))]
+            await asyncio.to_thread(counted.server.generate, f"other-{name}", strangers)
+            reply = await super()._send(name, ids)
+            await asyncio.to_thread(self.hold_back, len(ids))
+            return reply
+
+        def hold_back(self, n: int) -> None:
+            while len(fit := [s for s in self.folder.scan().values() if self.whole(s, n)]) < 2:
+                continue
+            ours = folder / max(fit, key=lambda s: s.number).name
+            held.append(ours.rename(folder / f"held_{ours.name}"))
+
+        def whole(self, seen: Seen, n: int) -> bool:
+            piece = self._piece(seen) if seen.number > self._top else None
+            return piece is not None and piece.tokens == n
+
+        def _window(self, *args: Any) -> Window:
+            window = super()._window(*args)
+            if held:
+                alone.extend(p.name for p in window.pieces if p.tokens >= 30)
+                ours = held.pop()
+                ours.rename(folder / ours.name.removeprefix("held_"))
+            return window
+
+    for path in folder.iterdir():
+        shutil.rmtree(path)
+    monkeypatch.setattr("engine.run.job.open_source", lambda spec: Held(spec, 5.0))
+    rows = [same_length(4, 30 + k)[k] for k in range(4)]
+    result = counted.run(spec_of(counted, rows))
+    assert (result.done, result.quarantined) == (4, 0)
+    all_right(counted, 4)
+    assert len(alone) == 4, "the stranger's dump did not stand alone"
+    refused = {(e["row"], e["cause"], e["got"]) for e in counted.of("mismatch") if e["got"] != 30 + e["row"]}
+    assert refused == {(k, "foreign", f"2 dumps of {30 + k} tokens") for k in range(4)}
+    assert not [e for e in counted.of("mismatch") if e["evidence"].get("kind") == "recompute"]
+
+
+def test_a_dump_that_may_be_of_the_row_before_is_not_the_next_row_s(
+    counted: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are on the server, so what was taken by count may have been theirs: the real dump of that row is
+    held back until the next row of that length is in flight, whose own dump is lost."""
+    folder = counted.server.folder
+    held: list[Path] = []
+
+    def newest(n: int) -> Path:
+        while True:
+            done = [p.parent for p in folder.glob("req_*/done")]
+            fit = [p for p in done if f'"num_tokens": {n},' in (p / "meta.json").read_text()]
+            if fit:
+                return max(fit, key=lambda p: int(p.name[4:]))
+
+    def meddle(source: Meddled, name: str, ids: tuple[int, ...]) -> None:
+        if name == "hsx-t-00000000-01_":
+            ours = newest(len(ids))
+            held.append(ours.rename(folder / f"held_{ours.name}"))
+            counted.server.generate(f"other-{name}", [9 + 3 * i for i in range(len(ids))], new=3)
+        elif held and name == "hsx-t-00000001-01_":
+            shutil.rmtree(newest(len(ids)))
+            ours = held.pop()
+            number = source._top + 5  # as high as one that had not begun
+            ours.rename(folder / f"req_{number}")
+
+    for path in folder.iterdir():
+        shutil.rmtree(path)
+    meddling(monkeypatch, meddle, 5.0)
+    result = counted.run(spec_of(counted, same_length(3, 32), concurrency=1))
+    assert (result.done, result.quarantined) == (3, 0)
+    all_right(counted, 3)
+    assert not held, "the second row was not asked for"
+    late = [e for e in counted.of("mismatch") if "may be the late dump" in str(e["evidence"].get("why"))]
+    assert 1 in {e["row"] for e in late}
+    wrong = [e["row"] for e in counted.of("mismatch") if e["evidence"].get("kind") == "recompute"]
+    assert wrong == [0], "only the stranger's states came as far as the evidence"
+
+
+def win_rate_spec(bench: Bench) -> dict[str, Any]:
+    return spec_of(bench, same_length(3, 20), evidence="win_rate")
+
+
+def test_the_win_rate_does_not_do_where_a_dump_may_be_a_part(counted: Bench) -> None:
+    with pytest.raises(PreflightError, match=r"chunks of 64 tokens, and the evidence is win_rate") as refused:
+        counted.run(win_rate_spec(counted))
+    assert "evidence = recompute" in str(refused.value.next_step)
+    assert read_manifest(counted.store) is None
+
+
+@pytest.mark.parametrize(
+    ("radix_off", "size", "words"),
+    [
+        (True, -1, ""),
+        (False, -1, "the prefix cache is on"),
+        (None, -1, "the prefix cache is on"),
+        (True, 64, "chunks of 64"),
+        (True, None, "does not say its chunk"),
+    ],
+)
+def test_parts_of_others_are_judged_by_the_settings(
+    tmp_path: Path, radix_off: bool | None, size: int | None, words: str
+) -> None:
+    flags = {"disable_radix_cache": radix_off, "chunked_prefill_size": size, "attribution": "token_ids"}
+    facts = SourceFacts("m", "float32", "0.5.23", None, 0, flags=flags)
+    plain = {
+        "run": "t", "store": str(tmp_path), "dataset": {"path": "d"}, "target": {"model": "m", "taps": [0]},
+        "source": {"url": "http://127.0.0.1:9", "dump_dir": "/dumps", "dump_mode": "counter"},
+    }  # fmt: skip
+    for evidence in ("win_rate", "recompute"):
+        spec = extract_from_json({**plain, "evidence": evidence})
+        checks = {c.name: c for c in counter_checks(spec, facts, Counted({0: 20}, {0: 20}))}
+        check = checks["parts of others' prompts"]
+        assert words in check.detail
+        assert check.ok is (evidence == "recompute" or not words), check.line()
+        assert "every request of ours has an extra_key" not in check.detail
 
 
 def test_a_dump_that_lands_after_the_deadline_is_nobody_s(
