@@ -35,16 +35,18 @@ def ask(server: Server, rid: str, ids: list[int], **more: Any) -> httpx.Response
     return httpx.post(f"{server.url}/generate", json=body, timeout=120.0, trust_env=False)
 
 
-def dump_of(server: Server, rid: str) -> Dump:
-    """The dump of a request whose answer came."""
+def dump_of(server: Server, rid: str, dump_id: str | None = None) -> Dump:
+    """The dump of a request whose answer came; ``dump_id``: as its handshake named it."""
     end = time.monotonic() + 20
     while True:
         try:
-            return read_dump(server.dump_dir, rid)
+            dump = read_dump(server.dump_dir, rid)
+            if dump_id in (None, dump.meta.dump_id):
+                return dump
         except DumpMissing:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)
+            pass
+        assert time.monotonic() < end, f"no dump {dump_id} of {rid}"
+        time.sleep(0.02)
 
 
 def test_the_beacon_says_what_is_captured(llama: Server) -> None:
@@ -97,16 +99,19 @@ def test_a_prefix_hit_is_never_written_as_good(llama: Server) -> None:
         (llama.dump_dir / f"{name}.safetensors").unlink()
 
 
-def test_an_aborted_request_leaves_nothing(llama: Server) -> None:
+def test_a_request_that_comes_after_an_aborted_one_of_its_name_has_its_own_dump(llama: Server) -> None:
+    """A client that is gone is an abort; whatever of the first was written, the handshake tells them apart."""
     (ids,) = rows_of([1900], seed=4)
     with httpx.Client(trust_env=False) as http:
-        with pytest.raises(httpx.ReadTimeout):  # a client that is gone is an abort
+        with pytest.raises(httpx.ReadTimeout):
             body = {"rid": "hsx-x-00000000-01_", "input_ids": ids, "sampling_params": {"max_new_tokens": 1}}
             http.post(f"{llama.url}/generate", json=body, timeout=0.05)
         time.sleep(1.0)
     (short,) = rows_of([20], seed=5)
-    assert ask(llama, "hsx-x-00000000-01_", short).json()["meta_info"]["prompt_tokens"] == 20
-    assert len(dump_of(llama, "hsx-x-00000000-01_").input_ids) == 20  # the same rid, another request
+    meta = ask(llama, "hsx-x-00000000-01_", short).json()["meta_info"]
+    dump = dump_of(llama, "hsx-x-00000000-01_", meta["hsx"][0]["dump_id"])
+    assert meta["prompt_tokens"] == 20
+    assert dump.input_ids.tolist() == short
     (llama.dump_dir / "hsx-x-00000000-01_.safetensors").unlink()
 
 
