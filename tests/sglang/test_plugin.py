@@ -100,7 +100,7 @@ def test_a_prefix_hit_is_never_written_as_good(llama: Server) -> None:
 
 
 def test_a_request_that_comes_after_an_aborted_one_of_its_name_has_its_own_dump(llama: Server) -> None:
-    """A client that is gone is an abort; whatever of the first was written, the handshake tells them apart."""
+    """A client that is gone is an abort; if the first was written all the same, the handshake tells."""
     (ids,) = rows_of([1900], seed=4)
     with httpx.Client(trust_env=False) as http:
         with pytest.raises(httpx.ReadTimeout):
