@@ -39,12 +39,13 @@ class Chosen:
     prefix: int = 0
 
 
-def choose(samples: Samples, counted: Counted, pending: Sequence[int], number: int) -> Chosen:
+def choose(samples: Samples, counted: Counted, pending: Sequence[int], number: int, least: int = 1) -> Chosen:
     """``number`` rows (0: none), from 3 on with the two that share the longest prefix, so up to one more.
 
-    Encodes up to SEARCHED rows. The longest is the one that is sent twice.
+    Encodes up to SEARCHED rows. The longest is the one that is sent twice. Rows below ``least`` tokens are
+    left out where there are others: matched by count, a row of one token is any decode step's equal.
     """
-    usable = [r for r in pending if counted.n_tokens[r] <= LONGEST] or list(pending)
+    usable = [r for r in pending if least <= counted.n_tokens[r] <= LONGEST] or list(pending)
     usable.sort(key=lambda r: (counted.n_tokens[r], r))
     if number <= 0 or not usable:
         return Chosen(())

@@ -233,8 +233,9 @@ class Job:
         if self.spec.canary <= 0 or not pending or self.stop.is_set():
             return
         number = self.spec.canary
+        least = 8 if self.spec.source.dump_mode == "counter" else 1
         chosen = await self._unless_stopped(
-            asyncio.to_thread(canary_rows.choose, samples, counted, pending, number)
+            asyncio.to_thread(canary_rows.choose, samples, counted, pending, number, least)
         )
         self._phase("canary", f"rows {', '.join(str(s.row) for s in chosen.samples)}, {chosen.twice} twice")
         result = await self._unless_stopped(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.capture.legacy_match import Window
     from engine.capture.states import Finding
 
-pytestmark = pytest.mark.tiny
+pytestmark = [pytest.mark.tiny, pytest.mark.timeout(400)]
 
 COUNTER = ("--dump-mode", "counter", "--chunked-prefill-size", "64")
 
@@ -137,6 +137,7 @@ def foreign_traffic(server: Server, longest: int) -> Iterator[list[int]]:
                 if turn % 7 == 0:
                     client.get("/health")
                 sent[0] += 1
+                stop.wait(0.15)  # a crowd without a gap has a request of every length at all times
 
     threads = [threading.Thread(target=ask, args=(1000 * k,)) for k in range(3)]
     for thread in threads:
@@ -150,7 +151,7 @@ def foreign_traffic(server: Server, longest: int) -> Iterator[list[int]]:
 
 
 def test_by_count_beside_foreign_traffic(counted: Bench) -> None:
-    rows = token_rows(30, longest=40)
+    rows = token_rows(24, longest=40)
     with foreign_traffic(counted.server, 40) as sent:
         result = counted.run(spec_of(counted, rows, attempts=8))
     assert sent[0] > 30
@@ -158,7 +159,7 @@ def test_by_count_beside_foreign_traffic(counted: Bench) -> None:
     manifest = read_manifest(counted.store)
     assert manifest is not None
     assert (manifest["attribution"], manifest["last"]) == ("count", "post")
-    assert result.done >= 25
+    assert result.done >= 19
     all_right(counted, result.done)
     seen = causes(counted)
     assert seen["decode_step"] and seen["foreign"], seen
