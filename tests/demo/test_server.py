@@ -33,6 +33,7 @@ def test_a_reply_names_its_dump(server: Server, lone: Lone) -> None:
     dump = server.dump(rid)
     assert meta["hsx"] == {
         "path": str(server.folder / f"{rid}.safetensors"), "num_tokens": 150, "dump_id": dump.meta.dump_id,
+        "taps": list(TAPS), "engine_layer_ids": list(TAPS),
     }  # fmt: skip
     assert dump.meta.dump_id.startswith(f"{server.process.pid}-")
     assert [c.start for c in dump.meta.chunks] == [0, 64, 128]

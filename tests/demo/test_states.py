@@ -49,7 +49,7 @@ def test_every_state_equals_a_lone_forward(bench: Callable[..., Bench], lone: Lo
         assert dump.input_ids.tolist() == ids
         assert meta["hsx"] == {
             "path": str(b.folder / f"{rid}.safetensors"), "num_tokens": len(ids),
-            "dump_id": dump.meta.dump_id,
+            "dump_id": dump.meta.dump_id, "taps": list(TAPS), "engine_layer_ids": list(TAPS),
         }  # fmt: skip
         result = compare(dump, lone.states(ids))
         assert result.cosine >= 0.999999 and result.error <= 1e-4, (rid, result)
