@@ -6,29 +6,11 @@ import threading
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.capture.pythonpath.hsx_capture.traffic import Traffic
+
 if TYPE_CHECKING:
     from engine.demo.attention import Segment
     from engine.demo.requests import Request
-
-
-@dataclass
-class Traffic:
-    """The server's own record of who asked for what (/server_info, ``hsx_demo.traffic``).
-
-    Attributes:
-        ours, foreign, health, complete: accepted requests, by rid.
-        shared_forwards: requests of ours that were computed in at least one forward with a foreign row.
-        chunks: prefill chunks of ours.
-        largest_batch: the most requests in one forward.
-    """
-
-    ours: int = 0
-    foreign: int = 0
-    health: int = 0
-    complete: int = 0
-    shared_forwards: int = 0
-    chunks: int = 0
-    largest_batch: int = 0
 
 
 @dataclass

@@ -148,11 +148,7 @@ def _recorder(flags: Flags, model: PackedModel, model_path: Path) -> Recorder | 
         ),
         norm=model.norm,
     )  # fmt: skip
-    try:
-        flags.dump_dir.parent.mkdir(parents=True, exist_ok=True)
-        recorder.start()
-    except OSError as error:
-        raise _unusable(flags.dump_dir, error) from error
+    _start(recorder, flags.dump_dir)
     return recorder
 
 
@@ -166,12 +162,17 @@ def _counter_dumps(flags: Flags, model: PackedModel) -> CounterDumps | None:
         flags.dump_dir, len(flags.taps), model.shape.hidden_size, layout, flags.dump_late_s,
         flags.sabotage_seed,
     )  # fmt: skip
-    try:
-        flags.dump_dir.parent.mkdir(parents=True, exist_ok=True)
-        dumps.start()
-    except OSError as error:
-        raise _unusable(flags.dump_dir, error) from error
+    _start(dumps, flags.dump_dir)
     return dumps
+
+
+def _start(writer: Recorder | CounterDumps, folder: Path) -> None:
+    """Begin to write dumps. Raises Refused when the folder cannot be used."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        writer.start()
+    except OSError as error:
+        raise _unusable(folder, error) from error
 
 
 def _unusable(folder: Path, error: OSError) -> Refused:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from engine.capture.pythonpath.hsx_capture.traffic import COMPLETE_PREFIX, HEALTH_PREFIX
 from engine.wire.ids import PREFIX
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
     import torch
 
-COMPLETE_PREFIX = "hsxc-"
-HEALTH_PREFIX = "HEALTH_CHECK_"
 
 FinishReason = dict[str, Any]
 

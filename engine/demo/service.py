@@ -8,7 +8,8 @@ import itertools
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from engine.demo.requests import HEALTH_PREFIX, Request, Sampling
+from engine.capture.pythonpath.hsx_capture.traffic import HEALTH_PREFIX
+from engine.demo.requests import Request, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
