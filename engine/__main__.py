@@ -208,12 +208,40 @@ def _demo_dataset(argv: list[str]) -> int:
     return ExitCode.OK
 
 
+def _server_job(_: Sequence[str]) -> int:
+    """A job on a server, as spec.json of the run directory orders it."""
+    from engine.host.events import EventLog
+    from engine.host.files import read_json
+    from engine.host.servers.job import run_job
+    from engine.host.servers.wanted import order_from
+
+    run = _run_dir()
+    record = read_json(run / "spec.json") if run is not None else None
+    if run is None or record is None or not isinstance(record.get("spec"), dict):
+        raise SpecError("no order", "HSX_RUN names no run of a server's job", "use hsx-console server")
+    with contextlib.closing(EventLog(run / "events.jsonl")) as events:
+        result = run_job(order_from(record["spec"]), f"{run.name}.{record.get('attempt')}", events)
+    _finish({"schema_version": 1, **result}, False)
+    return ExitCode.OK
+
+
+def _server_exec(argv: Sequence[str]) -> int:
+    """Become the server of a saved description."""
+    from engine.host.servers.program import execute
+
+    if len(argv) != 1:
+        raise SpecError("engine server-exec needs one path", "", "use hsx-console server")
+    return execute(Path(argv[0]))
+
+
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "extract": _extract,
     "complete": _complete,
     "verify": _verify,
     "probe": _probe,
     "plugin": _plugin,
+    "server-job": _server_job,
+    "server-exec": _server_exec,
     "demo": _demo,
 }
 

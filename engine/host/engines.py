@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from engine.host.files import read_json
+from engine.host.rundir import state_root
 from engine.wire.procid import ProcessId, parent_of
 
 if TYPE_CHECKING:
@@ -39,6 +41,13 @@ class Engine(Protocol):
 
     def bury(self) -> Ended:
         """After it has ended: kill what it left behind and say how it ended."""
+
+
+def _supervisors() -> set[ProcessId]:
+    """Recorded supervisors. One that an engine of ours started (a server, by a job) becomes this process's
+    child when its starter ends, and is no leftover."""
+    records = (state_root() / "runs").glob("*/sup.json")
+    return {found for found in map(ProcessId.from_json, map(read_json, records)) if found is not None}
 
 
 def _pids() -> list[int]:
@@ -80,9 +89,10 @@ class OwnEngine:
 def _reap_children() -> int:
     """Kill and reap every child of this process; returns how many there were."""
     seen: set[int] = set()
-    end = time.monotonic() + BURY_S
+    end, kept = time.monotonic() + BURY_S, _supervisors()
     while time.monotonic() < end:
-        children = [pid for pid in _pids() if parent_of(pid) == os.getpid()]
+        mine = [pid for pid in _pids() if parent_of(pid) == os.getpid()]
+        children = [pid for pid in mine if ProcessId.of(pid) not in kept]
         if not children:
             break
         for pid in children:
@@ -109,8 +119,8 @@ class AdoptedEngine:
     def bury(self) -> Ended:
         """Kill everything that still carries this run's HSX_RUN."""
         seen: set[int] = set()
-        end = time.monotonic() + BURY_S
-        while (left := [pid for pid in _pids() if self._is_ours(pid)]) and time.monotonic() < end:
+        end, kept = time.monotonic() + BURY_S, {process.pid for process in _supervisors()}
+        while (left := [p for p in _pids() if p not in kept and self._is_ours(p)]) and time.monotonic() < end:
             for pid in left:
                 process = ProcessId.of(pid)
                 if process is not None and process.send(signal.SIGKILL):

@@ -24,7 +24,7 @@ from engine.wire.verbs import LIVE
 Args = Mapping[str, Any]
 Answer = dict[str, Any]
 
-KINDS = ("extract", "complete", "verify", "server", "traffic")
+KINDS = ("extract", "complete", "verify", "server", "server-job", "traffic")
 START_WAIT_S = 10.0
 RESERVE_BYTES = 64 << 10
 """Kept on the run's disk, to be spent on writing exit.json when it is full."""
