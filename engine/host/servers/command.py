@@ -84,7 +84,7 @@ def allowed_env(env: Mapping[str, str]) -> dict[str, str]:
         name: value
         for name, value in sorted(env.items())
         if (name in _ENV_NAMES or _ENV.match(name))
-        and name != "HSX_RUN"  # of the run that started it, not of the server
+        and name not in ("HSX_RUN", "HSX_ENGINE_ID")  # of the run that started it, not of the server
         and not _ENV_SECRET.search(name)
         and not _SECRET_TEXT.search(value)
     }

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engine.host.servers.command import masked
 from engine.host.servers.description import Description, describe, difference
 from engine.host.servers.journal import unfinished
 from engine.host.servers.ours import refusal, unit_of
 from engine.host.servers.ports import listeners, server_at
 from engine.host.servers.wanted import Order, wanted
 from engine.wire.errors import HsxError, Refused
+from engine.wire.verbs import LIVE
 
 if TYPE_CHECKING:
     from engine.host.processes import ServerProcess
+from engine.host.rundir import RunDir, run_status
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,14 @@ def _check_expected(order: Order, running: ServerProcess, resumes: bool) -> None
 
 def plan_json(order: Order) -> dict[str, Any]:
     """The plan in plain JSON types; what refuses the order is in it and not raised."""
+    target = order.target
+    job, left = run_status(RunDir.of(target.job_run)), unfinished(target.folder)
     answer: dict[str, Any] = {
+        "run": target.job_run,
+        "attempt": job["attempt"],
+        "live": job["state"] in LIVE,
+        "live_order": left.get("key") if left is not None else None,
+        "order": order.key,
         "process": None, "noop": "", "resumes": False, "difference": [], "steps": [], "refused": None,
     }  # fmt: skip
     try:
@@ -92,13 +102,9 @@ def plan_json(order: Order) -> dict[str, Any]:
         "noop": found.noop,
         "resumes": found.resumes,
         "difference": difference(before, after) if before is not None and after is not None else [],
-        "argv": None if after is None else difference(Description((), {}, "", 0), _only_argv(after)),
+        "argv": masked(after.argv) if after is not None else None,
         "steps": _steps(order, found),
     }
-
-
-def _only_argv(after: Description) -> Description:
-    return Description(after.argv, {}, "", after.port)
 
 
 def _steps(order: Order, found: Plan) -> list[str]:

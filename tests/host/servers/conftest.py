@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.host.processes import ServerProcess, find_servers
+from engine.host.servers.program import engine_command
 from engine.wire.procid import ProcessId
 
-from ..support import ROOT, Home, wait_for
+from ..support import Home, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LAUNCHER = "import sys\nsys.path.insert(0, sys.argv[1])\nfrom engine.__main__ import main\nsys.exit(main(sys.argv[2:]))"
-JOB = [sys.executable, "-I", "-B", "-c", LAUNCHER, str(ROOT), "server-job"]
+JOB = engine_command("server-job")
 
 
 @dataclass

@@ -25,8 +25,13 @@ p.add_argument("--prompt")
 args = p.parse_args()
 
 
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def log(text: str) -> None:
-    pass
+    say(time.strftime("[%Y-%m-%d %H:%M:%S] ") + text)
 
 
 if args.stubborn:
@@ -63,6 +68,7 @@ server = http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
 log("Application startup complete.")
 if args.prompt:
     log("Receive: text=" + args.prompt)
+    say(args.prompt)
 log("The server is fired up and ready to roll!")
 if args.crash == "serving":
     log("Scheduler hit an exception: Traceback (most recent call last): boom")
