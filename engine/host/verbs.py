@@ -12,6 +12,7 @@ from engine.host.facts import host_facts, serve_observe
 from engine.host.lifecycle import abort, start
 from engine.host.put import put
 from engine.host.rundir import RunDir, all_runs, run_status
+from engine.host.servers.status import plan_verb, servers_verb
 from engine.host.tail import serve_tail
 from engine.wire.errors import HsxError, RemoteError, SpecError
 
@@ -41,6 +42,8 @@ ANSWERS: dict[str, Callable[[Args, BinaryIO], Answer]] = {
     "abort": abort,
     "put": put,
     "probe": probe,
+    "server_status": servers_verb,
+    "server_plan": plan_verb,
 }
 STREAMED: dict[str, Callable[[Args, int, BinaryIO], None]] = {"tail": serve_tail, "observe": serve_observe}
 

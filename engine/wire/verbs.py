@@ -20,6 +20,10 @@ tail       run, file, offset, inode, max_bytes         frames, see below
 observe    interval_s, url, paths, runs                a JSON line each interval: HostFacts
 put        path, sha256, size (+ payload)              ``{"path", "state": "written" | "present"}``
 probe      url, paths                                  ``{"facts": HostFacts}``
+server_    servers [{name, url, launch, unit,          ``{"servers": [ServerState], "others":
+status     dump_dir, log}]                             [ServerProcess]}``; changes nothing
+server_    server (as above), action, taps, restore,   ``{"plan": {"run", "attempt", "order", "process",
+plan       expected (pid, start, boot)                 "noop", "difference", "steps", "refused", ...}}``
 =========  ==========================================  =====================================================
 
 ``start`` with attempt 1 begins a run; with attempt n+1 it resumes one whose attempt n has ended. An attempt
@@ -57,7 +61,18 @@ STATES = (
 LIVE = frozenset({"starting", "running", "orphaned"})
 ENDED = frozenset({"exited", "lost-killed", "lost-reboot"})
 
-VERBS = ("start", "status", "list", "abort", "tail", "observe", "put", "probe")
+VERBS = (
+    "start",
+    "status",
+    "list",
+    "abort",
+    "tail",
+    "observe",
+    "put",
+    "probe",
+    "server_status",
+    "server_plan",
+)
 
 EXIT_ABORTED = 75
 """The engine's exit status after a graceful stop: everything accepted is durable, some rows are pending."""

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 LATER = {
     "preflight": "check a run before anything is asked for",
-    "server": "status, start, stop, restart of a host's server",
     "window": "a production server's pause for a job",
     "score": "acceptance of a drafter on a store",
     "audit": "a drafter's files against the rules",
@@ -65,6 +64,14 @@ def add_verbs(verbs: Any) -> None:
     run.add_argument("run", metavar="RUN", nargs="?")
     run.add_argument("--yes", action="store_true", help="do what the plan says")
     json_option(run)
+    server = verb("server", "status, start, stop, restart of a host's server")
+    server.add_argument("what", choices=("status", "start", "stop", "restart"))
+    server.add_argument("name", metavar="HOST")
+    server.add_argument("--server", metavar="NAME", help="which, when the host has several")
+    server.add_argument("--capture", metavar="RUN", help="restart: as a capture server for that run's layers")
+    server.add_argument("--restore", action="store_true", help="restart: put back as it was before --capture")
+    server.add_argument("--yes", action="store_true", help="do what the plan says")
+    json_option(server)
     for name, text in LATER.items():
         # No prefix for options: whatever follows the verb is taken, and the verb is refused by its name.
         later = verbs.add_parser(

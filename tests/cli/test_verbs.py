@@ -257,7 +257,7 @@ class TestRun:
 
 
 @pytest.mark.parametrize(
-    "verb", ["preflight", "server", "window", "score", "audit", "parity", "journal", "serve", "support"]
+    "verb", ["preflight", "window", "score", "audit", "parity", "journal", "serve", "support"]
 )
 def test_what_is_not_there_yet_says_so(verb: str) -> None:
     for rest in ([], ["--json"], ["start", "x", "--yes"]):
