@@ -89,16 +89,16 @@ def _show(state: Mapping[str, Any]) -> None:
     process, loading = state.get("process"), state.get("loading") or {}
     if process is None:
         what = "does not run"
-    elif state.get("ready"):
-        what = "ready"
     elif loading.get("death"):
         what = f"dying: {loading['death']}"
+    elif state.get("ready"):
+        what = "ready"
     else:
         what = f"not ready, phase {loading.get('phase') or 'unknown'}"
     line(f"{state.get('server')} at {state.get('url')}: {what}")
     if process is not None:
         line(f"  process pid {process.get('pid')} start {process.get('start')} of {process.get('user')}")
-        line(f"  model {process.get('model')}")
+        line(f"  model {process.get('model')}, up {state.get('uptime_s')} s")
         line(f"  argv {shlex.join(map(str, process.get('argv') or []))}")
         refused = state.get("why_not")
         line(f"  ours {'yes' if refused is None else _why(refused)}")

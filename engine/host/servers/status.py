@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -58,12 +59,14 @@ def server_state(target: Target) -> dict[str, Any]:
     info = facts["info"] or {}
     original = read_description(target.folder / ORIGINAL)
     saved = read_description(target.folder / SAVED)
+    loading = _loading(target, server) if server is not None else None
     described = describe(server, target.url) if server is not None else saved
     return {
         "server": target.name,
         "url": target.url,
         "process": server.to_json() if server is not None else None,
-        "ready": facts["ready"],
+        # A server that is dying goes on answering /ready for seconds.
+        "ready": facts["ready"] and not (loading and loading["death"]),
         "error": facts["error"],
         "info": {name: info[name] for name in INFO_KEYS if name in info},
         "loads": facts["loads"],
@@ -72,11 +75,19 @@ def server_state(target: Target) -> dict[str, Any]:
         "capture": live_beacons(target.dump_dir),
         "changed_by_us": original is not None,
         "saved_at": saved.at if saved is not None else None,
-        "loading": _loading(target, server) if server is not None and not facts["ready"] else None,
+        "loading": loading,
+        "death": loading["death"] if loading is not None else "",
+        "uptime_s": _uptime(server),
         "usual": usual(target.folder, described) if described is not None else None,
         "job": read_json(target.folder / journal.NAME),
         "job_run": run_status(RunDir.of(target.job_run)),
     }
+
+
+def _uptime(server: ServerProcess | None) -> float | None:
+    if server is None or server.started_at is None:
+        return None
+    return max(0.0, round(time.time() - server.started_at, 1))
 
 
 def servers_verb(args: Mapping[str, Any], _: BinaryIO) -> dict[str, Any]:

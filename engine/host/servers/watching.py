@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.wire.loading import Loading, fatal, read_line
+from engine.wire.loading import Loading, fatal, read_line, split_stamp
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +39,8 @@ class LogWatch:
             line = line.rstrip("\r").rsplit("\r", 1)[-1]
             line = "".join(c if c.isprintable() else "\ufffd" for c in line)
             self.loading = read_line(self.loading, line, time.monotonic())
+            if split_stamp(line)[1].startswith("server_args="):
+                self.death = ""  # another server began in the same log
             if not self.death and (fatal(line) or self.loading.failed):
                 self.death = (self.loading.failed or line)[:500]
         return self.loading

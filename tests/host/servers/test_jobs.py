@@ -147,6 +147,15 @@ def test_a_crash_while_loading_is_told_at_once(place: Place, flags: tuple[str, .
     child.send(signal.SIGKILL)
 
 
+def test_a_death_while_serving_is_told_by_the_log_although_ready_still_answers(place: Place) -> None:
+    place.flags = ("--crash", "serving")
+    place.begin("start")
+    state = wait_for(lambda: (s := place.state())["death"] and s)
+    assert "boom" in state["death"]
+    assert state["ready"] is False
+    assert place.answers()
+
+
 def test_a_hung_load_ends_at_its_deadline_and_the_server_is_left(place: Place) -> None:
     place.flags = ("--load", "60")
     error = place.job("start", deadline_s=1)["error"]
