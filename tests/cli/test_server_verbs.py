@@ -16,7 +16,7 @@ import pytest
 
 from engine.host.processes import find_servers
 
-from .support import DemoHost, hsx, write_config
+from .support import DemoHost, hsx, spawn, write_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +115,23 @@ def test_start_restart_and_stop_need_a_yes_and_do_what_their_plan_says(case: Cas
     assert case.server("stop", "--yes").code == 0
     assert case.running() == []
     assert "nothing to do" in case.server("stop", "--yes").talk
+
+
+def test_a_console_that_dies_in_the_middle_leaves_a_job_that_goes_on(case: Case) -> None:
+    assert case.server("start", "--yes").code == 0
+    (first,) = case.running()
+    table = case.tables[f"servers.{case.name}"]
+    console = spawn("server", "restart", "demo", "--yes", "--config", case.config)
+    end = time.monotonic() + 30
+    while first.id.alive():
+        assert time.monotonic() < end, "the server was not stopped"
+        time.sleep(0.01)
+    console.kill()
+    console.communicate()
+    while not case.server("status", "--json").data["servers"][0]["ready"]:
+        assert time.monotonic() < end, "the server did not come back"
+    (second,) = case.running()
+    assert second.argv == tuple(table["launch"])  # type: ignore[arg-type]
 
 
 def test_a_read_only_host_shows_its_servers_and_lets_nothing_be_done(case: Case) -> None:

@@ -73,13 +73,19 @@ def run_job(order: Order, job: str, events: EventLog | None) -> dict[str, Any]:
         if found.noop and not found.resumes:
             return {"outcome": "already", "server": order.target.name, "action": order.action,
                     "detail": found.noop, "process": _shown(found.running)}  # fmt: skip
-        journal = Journal(order.target.folder, order.key, job, events)
         try:
-            result = _Job(order, journal).run(found)
-        except HsxError as error:
-            journal.end("failed", str(error)[:500])
-            raise
-        journal.end("done")
+            journal = Journal(order.target.folder, order.key, job, events)
+            try:
+                result = _Job(order, journal).run(found)
+            except HsxError as error:
+                journal.end("failed", str(error)[:500])
+                raise
+            journal.end("done")
+        except OSError as error:
+            raise RemoteError(
+                f"the job on server {order.target.name} cannot write its records", str(error),
+                "make room in the home folder, then give the same command: it goes on from its journal",
+            ) from error  # fmt: skip
         return result
 
 

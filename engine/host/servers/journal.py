@@ -3,6 +3,7 @@ job that was killed is finished by the next call of the same verb."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +84,12 @@ class Journal:
         self._tell("server", text)
 
     def _tell(self, name: str, detail: str) -> None:
-        if self._events is not None:
+        if self._events is None:
+            return
+        try:
             self._events.emit("phase", name=name, detail=detail)
+        except OSError as error:  # the journal is the truth; a full disk must not leave a server stopped
+            sys.stderr.write(f"{name}: {detail} (no event: {error})\n")
 
     def _write(self) -> None:
         atomic_json(self._path, self.data)

@@ -102,8 +102,25 @@ def wanted(order: Order, running: Description | None) -> Description:
             f"add launch = [...] to [servers.{target.name}]",
         )
     if order.taps is None:
-        return base
-    return capturing(read_description(folder / ORIGINAL) or base, target, order.taps)
+        return _at_port(base, target)
+    return _at_port(capturing(read_description(folder / ORIGINAL) or base, target, order.taps), target)
+
+
+def _at_port(server: Description, target: Target) -> Description:
+    """The server where the configuration expects it: one that was told to take any port gets that one.
+
+    Raises Refused for any other port.
+    """
+    if flag(server.argv, "--port") == "0":
+        argv = (*server.argv, "--port", str(target.port))
+        return replace(server, argv=argv, port=target.port)
+    if server.port != target.port:
+        raise Refused(
+            f"server {target.name} would listen at port {server.port}",
+            f"its url says {target.port}",
+            f"correct url or launch of [servers.{target.name}]",
+        )
+    return server
 
 
 def capturing(base: Description, target: Target, taps: tuple[int, ...]) -> Description:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.host.processes import ServerProcess
-from engine.host.servers.command import MASK
+from engine.host.servers.command import MASK, port_of
 from engine.host.servers.description import Description, difference
 from engine.host.servers.loads import record, usual
 from engine.host.servers.ours import refusal, systemctl
 from engine.host.servers.ports import listeners, parse_listeners
 from engine.host.servers.target import target_from
-from engine.host.servers.wanted import order_from
+from engine.host.servers.wanted import order_from, wanted
 from engine.host.servers.watching import LogWatch
-from engine.wire.errors import SpecError
+from engine.wire.errors import Refused, SpecError
 from engine.wire.loading import Loading, fatal
 from engine.wire.procid import ProcessId
 
@@ -84,6 +84,35 @@ def test_a_unit_that_is_no_name_is_refused(unit: str) -> None:
 def test_an_order_that_is_not_clear_is_refused(order: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         order_from({"server": {"name": "a", "url": "http://127.0.0.1:1"}, **order})
+
+
+def test_a_server_is_started_at_the_port_of_its_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    order = order_from({"server": {"name": "a", "url": "http://127.0.0.1:4100"}, "action": "restart"})
+    any_port = Description(("p", "demo", "serve", "--port", "0"), {}, "/", 0)
+    assert port_of(wanted(order, any_port).argv) == 4100
+    same = Description(("p", "--port", "4100"), {}, "/", 4100)
+    assert wanted(order, same) == same
+    with pytest.raises(Refused, match="port 4200"):
+        wanted(order, Description(("p", "--port", "4200"), {}, "/", 4200))
+    with pytest.raises(Refused, match="nobody saw how it was started"):
+        wanted(order, None)
+
+
+def test_a_capture_restart_is_refused_where_it_cannot_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    server = {"name": "a", "url": "http://127.0.0.1:30000", "dump_dir": "/dev/shm/hsx-x"}
+    order = order_from({"server": server, "action": "restart", "taps": [1]})
+    drafter = Description((*OURS.argv, "--speculative-algorithm", "EAGLE3"), {}, "/", 30000)
+    with pytest.raises(Refused, match="speculates"):
+        wanted(order, drafter)
+    isolated = Description(("/v/python", "-E", *OURS.argv[1:]), {"SGLANG_PLUGINS": "mine"}, "/", 30000)
+    after = wanted(order, isolated)
+    assert after.argv[:2] == ("/v/python", "-E")
+    assert after.argv[2].endswith("/hsx_capture/launch.py")  # -E ignores PYTHONPATH
+    assert after.env["SGLANG_PLUGINS"] == "mine,hsx_capture"
 
 
 def test_a_listener_is_seen_and_other_states_are_not() -> None:
