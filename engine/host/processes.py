@@ -34,7 +34,7 @@ class ServerProcess:
         started_at: seconds since the epoch.
         parents: pids from its parent up to 1. children: pids of its workers.
         unit: the systemd service that it belongs to.
-        container: it has another mount namespace than we.
+        container: it has a mount namespace of its own, with another root or another /dev/shm than ours.
     """
 
     id: ProcessId
@@ -171,11 +171,23 @@ def _started_at(start: int, proc: Path) -> float | None:
     return None
 
 
+def _out_of_reach(place: Path, proc: Path) -> bool:
+    """Whether it sees another root or another /dev/shm than we: a container. A mount namespace alone is none;
+    systemd gives one to a service with PrivateTmp."""
+    mine, theirs = _link(proc / "self/ns/mnt"), _link(place / "ns/mnt")
+    if mine is None or theirs is None or mine == theirs:
+        return False
+    try:
+        return not all(os.path.samefile(place / "root" / name, Path("/", name)) for name in (".", "dev/shm"))
+    except OSError:
+        return True
+
+
 def _server(pid: int, argv: tuple[str, ...], stats: dict[int, Stat], proc: Path) -> ServerProcess | None:
     place, stat = proc / str(pid), stats[pid]
     raw = _bytes(place / "environ")
     whole = parse_environ(raw) if raw is not None else None
-    cwd, mine, theirs = _link(place / "cwd"), _link(proc / "self/ns/mnt"), _link(place / "ns/mnt")
+    cwd = _link(place / "cwd")
     try:
         uid = place.stat().st_uid
     except OSError:
@@ -194,7 +206,7 @@ def _server(pid: int, argv: tuple[str, ...], stats: dict[int, Stat], proc: Path)
         _parents(pid, stats),
         tuple(sorted(p for p in stats if pid in _parents(p, stats))),
         parse_unit((_bytes(place / "cgroup") or b"").decode("ascii", "replace")),
-        mine is not None and theirs is not None and mine != theirs,
+        _out_of_reach(place, proc),
     )
 
 

@@ -167,3 +167,25 @@ def test_a_real_server_is_found_with_its_workers_and_without_its_secrets(tmp_pat
         process.wait()
         process.stdout.close()
     assert server_process(process.pid) is None
+
+
+@pytest.mark.parametrize(("mount", "container"), [("mount -t tmpfs tmpfs /dev/shm", True), ("true", False)])
+def test_a_server_with_a_dev_shm_of_its_own_is_in_a_container(
+    tmp_path: Path, mount: str, container: bool
+) -> None:
+    script = tmp_path / "hsx_capture" / "launch.py"
+    script.parent.mkdir()
+    script.write_text(PROGRAM)
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-U", "-r", "--mount"]
+    command = [*unshare, "/bin/sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, str(script)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline()
+        found = server_process(process.pid)
+        assert found is not None
+        assert found.container is container
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+        process.stdout.close()
