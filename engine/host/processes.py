@@ -33,7 +33,7 @@ class ServerProcess:
         interpreter: argv[0] made absolute, the link of a virtual environment left as it is.
         started_at: seconds since the epoch.
         parents: pids from its parent up to 1. children: pids of its workers.
-        unit: the systemd service that it belongs to.
+        unit: the systemd service that it belongs to. user_unit: one of its user's own manager.
         container: it has a mount namespace of its own, with another root or another /dev/shm than ours.
     """
 
@@ -51,6 +51,7 @@ class ServerProcess:
     children: tuple[int, ...]
     unit: str | None
     container: bool
+    user_unit: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; argv is masked."""
@@ -69,6 +70,7 @@ class ServerProcess:
             "children": list(self.children),
             "unit": self.unit,
             "container": self.container,
+            "user_unit": self.user_unit,
         }
 
 
@@ -187,7 +189,7 @@ def _server(pid: int, argv: tuple[str, ...], stats: dict[int, Stat], proc: Path)
     place, stat = proc / str(pid), stats[pid]
     raw = _bytes(place / "environ")
     whole = parse_environ(raw) if raw is not None else None
-    cwd = _link(place / "cwd")
+    cwd, cgroup = _link(place / "cwd"), (_bytes(place / "cgroup") or b"").decode("ascii", "replace")
     try:
         uid = place.stat().st_uid
     except OSError:
@@ -205,8 +207,9 @@ def _server(pid: int, argv: tuple[str, ...], stats: dict[int, Stat], proc: Path)
         _started_at(stat.start, proc),
         _parents(pid, stats),
         tuple(sorted(p for p in stats if pid in _parents(p, stats))),
-        parse_unit((_bytes(place / "cgroup") or b"").decode("ascii", "replace")),
+        parse_unit(cgroup),
         _out_of_reach(place, proc),
+        "/user@" in cgroup,
     )
 
 

@@ -126,6 +126,7 @@ class _Job:
             running=running.id.to_json() if running is not None else None,
             workers=[p.to_json() for p in tree_of(running)] if running is not None else [],
             unit=unit_of(running) if running is not None else self.target.unit,
+            user_unit=running.user_unit if running is not None else os.geteuid() != 0,
         ):
             if found.before is not None:
                 found.before.write(self.folder / SAVED)
@@ -154,7 +155,7 @@ class _Job:
             return
         unit = self.journal.fact("save", "unit")
         if unit is not None:
-            _systemctl("stop", unit)
+            self._systemctl("stop", unit)
         else:
             stop_server(running, tree_of(running), self.order.grace, self.journal.say)
 
@@ -169,7 +170,7 @@ class _Job:
         if not journal.done("start"):
             with journal.step("start", attempt=attempt, offset=offset):
                 if unit is not None:
-                    _systemctl("start", unit)
+                    self._systemctl("start", unit)
                 else:
                     launch(target, server, attempt)
         with journal.step("load"):
@@ -225,14 +226,13 @@ class _Job:
         if original is not None and (original.argv, dict(original.env)) == (server.argv, dict(server.env)):
             (self.folder / ORIGINAL).unlink(missing_ok=True)
 
-
-def _systemctl(verb: str, unit: str) -> None:
-    """Drive the unit. Raises RemoteError."""
-    argv = systemctl(verb, unit, user=os.geteuid() != 0)
-    try:
-        done = subprocess.run(argv, capture_output=True, timeout=SYSTEMCTL_S, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RemoteError(f"{' '.join(argv)} failed", str(error)) from error
-    if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-        raise RemoteError(f"{' '.join(argv)} failed", said, f"see journalctl -u {unit}")
+    def _systemctl(self, verb: str, unit: str) -> None:
+        """Drive the unit, in the manager that it was found in. Raises RemoteError."""
+        argv = systemctl(verb, unit, user=bool(self.journal.fact("save", "user_unit")))
+        try:
+            done = subprocess.run(argv, capture_output=True, timeout=SYSTEMCTL_S, check=False)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise RemoteError(f"{' '.join(argv)} failed", str(error)) from error
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise RemoteError(f"{' '.join(argv)} failed", said, f"see journalctl -u {unit}")
