@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import socket
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from engine.host.servers.stopping import stop_server
+from engine.wire.errors import Refused
 from engine.wire.procid import ProcessId
 
 from ..support import wait_for
@@ -80,12 +83,35 @@ def test_a_server_that_ignores_signals_is_killed(place: Place) -> None:
     assert events.index("SIGTERM") < events.index("SIGINT") < events.index("SIGKILL")
 
 
+def test_nothing_is_stopped_when_its_description_cannot_be_written(place: Place) -> None:
+    server = place.by_hand()
+    (place.folder / "saved.json").mkdir(parents=True, mode=0o700)
+    place.folder.parent.chmod(0o700)
+    place.folder.chmod(0o700)
+    error = place.job("restart")["error"]
+    assert "cannot write its records" in error["what"]
+    assert "make room" in error["next"]
+    assert server.id.alive()
+
+
 def test_a_server_that_changed_since_the_plan_is_left_alone_and_both_are_named(place: Place) -> None:
     server = place.by_hand()
     error = place.job("restart", expected={**server.id.to_json(), "start": 1})["error"]
     assert error["kind"] == "Refused"
     assert f"pid {server.id.pid} start 1" in error["what"]
     assert f"pid {server.id.pid} start {server.id.start}" in error["why"]
+    assert server.id.alive()
+
+
+@pytest.mark.parametrize("change", ["start", "model"])
+def test_the_identity_is_read_again_just_before_the_signal(place: Place, change: str) -> None:
+    server = place.by_hand()
+    other = {
+        "start": dataclasses.replace(server, id=dataclasses.replace(server.id, start=1)),
+        "model": dataclasses.replace(server, model="/models/other"),
+    }[change]
+    with pytest.raises(Refused, match="the server changed"):
+        stop_server(other, [server.id], (0.1, 0.1), lambda _text: None)
     assert server.id.alive()
 
 
