@@ -22,7 +22,7 @@ from tests.sglang.conftest import SMALL
 from tests.sglang.server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 pytestmark = pytest.mark.sglang
 TAPS = [0, 2]
@@ -44,6 +44,7 @@ class Jobs:
     def __init__(self, home: Home, server: Server) -> None:
         self.home, self.server, self.attempt = home, server, 0
         self.target = {"name": "real", "url": server.url, "dump_dir": str(server.dump_dir)}
+        self.shared: set[Path] = set()
         self.journal = home.path / ".local/state/hsx/servers/real/job.json"
 
     def begin(self, action: str, **more: Any) -> None:
@@ -74,6 +75,7 @@ class Jobs:
 
     def running(self) -> ServerProcess:
         (found,) = [s for s in find_servers() if s.port == self.server.port]
+        self.shared |= _shared_memory((found.id.pid, *found.children))
         return found
 
     def end_all(self) -> None:
@@ -82,6 +84,15 @@ class Jobs:
                 server.id.send(signal.SIGTERM)
                 wait_for(lambda pid=server.id: not pid.alive(), 60)  # type: ignore[misc]
         self.home.end_all()
+        for file in self.shared:  # every stop leaves some behind
+            file.unlink(missing_ok=True)
+
+
+def _shared_memory(pids: Sequence[int]) -> set[Path]:
+    """The files of /dev/shm that these processes have mapped: ours to remove, by name."""
+    lines = (line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    names = {line.split(None, 5)[5].removesuffix(" (deleted)") for line in lines if "/dev/shm/" in line}
+    return {Path(name) for name in names if Path(name).parent == Path("/dev/shm")}
 
 
 @pytest.fixture
