@@ -119,6 +119,10 @@ def _verb(name: str) -> Callable[[argparse.Namespace], Coroutine[Any, Any, ExitC
         from hsx_tui.commands.runs import run
 
         return run
+    if name == "pull":
+        from hsx_tui.commands.pull import pull
+
+        return pull
     if name == "server":
         from hsx_tui.commands.servers import server
 

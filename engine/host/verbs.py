@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from engine.host import args as arg
 from engine.host.facts import host_facts, serve_observe
+from engine.host.fetch import serve_fetch, store_files
 from engine.host.lifecycle import abort, start
 from engine.host.put import put
 from engine.host.rundir import RunDir, all_runs, run_status
@@ -44,8 +45,13 @@ ANSWERS: dict[str, Callable[[Args, BinaryIO], Answer]] = {
     "probe": probe,
     "server_status": servers_verb,
     "server_plan": plan_verb,
+    "store_files": store_files,
 }
-STREAMED: dict[str, Callable[[Args, int, BinaryIO], None]] = {"tail": serve_tail, "observe": serve_observe}
+STREAMED: dict[str, Callable[[Args, int, BinaryIO], None]] = {
+    "tail": serve_tail,
+    "observe": serve_observe,
+    "fetch": serve_fetch,
+}
 
 
 def _serve(verb: object, args: Args, stdin: BinaryIO, stdout: BinaryIO) -> Answer | None:

@@ -24,6 +24,9 @@ server_    servers [{name, url, launch, unit,          ``{"servers": [ServerStat
 status     dump_dir, log}]                             [ServerProcess]}``; changes nothing
 server_    server (as above), action, taps, restore,   ``{"plan": {"run", "attempt", "order", "process",
 plan       expected (pid, start, boot)                 "noop", "difference", "steps", "refused", ...}}``
+store      store, after (a name); the verb's name is   ``{"files": [{"name", "size", "inode"}], "more"}``
+           store_files
+fetch      store, name, offset, size                   a file's bytes, see below
 =========  ==========================================  =====================================================
 
 ``start`` with attempt 1 begins a run; with attempt n+1 it resumes one whose attempt n has ended. An attempt
@@ -39,6 +42,9 @@ has ended and the file is drained. A line over 1 MiB comes in pieces without a n
 unfinished last line of an ended stdio.log. ``max_bytes`` > 0: whenever more than that lies unread, the host
 goes on at the first line of the last ``max_bytes``, so the next offset is beyond the one expected. An error
 in place of a stream is the line ``{"ok": false, "error"}``.
+
+``fetch``: a JSON line ``{"ok": true, "bytes": n}``, n bytes (``offset`` to ``size`` of the file), a JSON
+line ``{"ok": true, "sha256"}`` over all ``size`` bytes. A file name is one of engine.wire.storefiles.
 
 HostFacts: ``{"at", "hostname", "uptime_s", "boot_id", "load": [1, 5, 15], "cpus", "memory": {"total",
 "available"}, "disks": [{"path", "total", "free", "error"}], "shm": {"total", "free"}, "gpus": [{"index",
@@ -72,6 +78,8 @@ VERBS = (
     "probe",
     "server_status",
     "server_plan",
+    "store_files",
+    "fetch",
 )
 
 EXIT_ABORTED = 75
